@@ -30,6 +30,7 @@ def answerer(
     def answer(path: str) -> str:
         drawing = None if output is None else output.of_picture(path)
         caption = model.caption(path, prompt)
+        assert isinstance(caption, str)  # one for one picture
         shown = " ".join(caption.split())  # a caption is a line
         if drawing is not None:
             draw_labels(Path(path), [shown], drawing, background_of(model))

@@ -118,10 +118,12 @@ def generate(
             generated = model.generate([_ids(text)])
             output, shown = _of_ids(generated.tokens[0], generated.scores)
         else:
-            output = shown = model.generate_text(text)
-            if isinstance(output, list):
-                shown = "\n".join(f"{x.text}\t{x.score:.6g}" for x in output)
-                output = [x._asdict() for x in output]
+            output = found = model.generate_text(text)
+            shown = str(found)
+            if isinstance(found, list):
+                hypotheses = [x for x in found if isinstance(x, runtime.Hypothesis)]
+                shown = "\n".join(f"{x.text}\t{x.score:.6g}" for x in hypotheses)
+                output = [x._asdict() for x in hypotheses]
         return as_json_line(text, output) if as_json else shown
 
     rows.run(texts, answer)

@@ -72,7 +72,8 @@ def answerer(
         stem = stem_of(text)
         stems = [stem] if candidates == 1 else [f"{stem}-{i + 1}" for i in range(count)]
         paths = output.of_text(stems)
-        drawn = model.draw(text, candidates, judge, guidance, sampler)[:count]
+        found = model.draw(text, candidates, judge, guidance, sampler)[:count]
+        drawn = [x for x in found if isinstance(x, runtime.Drawing)]
         for one, path in zip(drawn, paths, strict=True):
             save(one.picture, path)
         if as_json:

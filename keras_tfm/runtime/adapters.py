@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from keras_tfm.atomic_files import replacement
+from keras_tfm.runtime.litert_internals import Table
 from keras_tfm.runtime.manifest.manifest import AdaptedLayer, Adapters
 from keras_tfm.runtime.manifest.storage import import_litert
 from keras_tfm.runtime.npz_file import NpzError, NpzFile
@@ -204,7 +205,7 @@ def write_constants(
 
 
 def _constant(
-    content: bytearray, model: Any, number: int, shape: tuple[int, int], name: str
+    content: bytearray, model: Table, number: int, shape: tuple[int, int], name: str
 ) -> np.ndarray:
     """The bytes of a buffer that holds a matrix of this shape, float32."""
     view, size = _view(content, model, number), 4 * shape[0] * shape[1]
@@ -216,7 +217,7 @@ def _constant(
     return view
 
 
-def _view(content: bytearray, model: Any, number: int) -> np.ndarray:
+def _view(content: bytearray, model: Table, number: int) -> np.ndarray:
     """The bytes of a buffer, writable."""
     if number >= model.BuffersLength():
         return np.zeros(0, np.uint8)

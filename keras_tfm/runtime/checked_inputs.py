@@ -12,11 +12,12 @@ Example:
 [[3, 4, 0, 0]]
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeGuard, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from keras_tfm.runtime.decoding.trailing_padding import (
     REAL_PAD,
@@ -26,11 +27,14 @@ from keras_tfm.runtime.decoding.trailing_padding import (
 )
 from keras_tfm.runtime.manifest.manifest import Decode, Input
 
+# Rows of one input, and the inputs of a model: those of the first, or of several by name.
+Values = npt.ArrayLike | Sequence[npt.ArrayLike] | Sequence[Sequence[npt.ArrayLike]]
+Inputs = Values | Mapping[str, Values]
 # The largest sample of audio that is read as a float. Resampling and mixing exceed 1 by a little.
 LOUDEST = 8.0
 
 
-def fit(name: str, values: Any, expected: Input) -> np.ndarray:
+def fit(name: str, values: Values, expected: Input) -> np.ndarray:
     """`values` as an array (N, ...) of the shape and dtype that the file expects."""
     shape, dtype = tuple(expected.shape), np.dtype(expected.dtype)
     if expected.is_audio:
@@ -54,7 +58,7 @@ def fit(name: str, values: Any, expected: Input) -> np.ndarray:
     return array.astype(dtype)
 
 
-def _integers(name: str, values: Any, expected: Input) -> np.ndarray:
+def _integers(name: str, values: Values, expected: Input) -> np.ndarray:
     """Integers in range; rows of ids shorter than the exported length are padded on the right."""
     arrays, pad_id = integer_rows(name, values, expected), expected.pad_id
     if pad_id is None:
@@ -92,26 +96,25 @@ def _integers(name: str, values: Any, expected: Input) -> np.ndarray:
     return result
 
 
-def _padded_masks(values: Any, length: int) -> Any:
+def _padded_masks(values: Values, length: int) -> Values:
     """Rows of a mask, shorter ones padded with 0: after them there is no token."""
     if not _is_sequence(values):
         return values
-    rows = values if all(map(_is_sequence, values)) else [values]
+    rows = [x for x in values if _is_sequence(x)]
+    rows = rows if len(rows) == len(values) else [values]
     return [[*row, *[0] * (length - len(row))] for row in rows]
 
 
-def integer_rows(name: str, values: Any, expected: Input) -> list[np.ndarray]:
+def integer_rows(name: str, values: Values, expected: Input) -> list[np.ndarray]:
     """Rows of integers in the range that the input takes; rows of ids may have any length."""
     shape = expected.shape
     if expected.is_pixels:
         return _pictures(name, values, tuple(shape[1:]))
     if not _is_sequence(values):
         raise TypeError(f"{name} must be rows of ids, got {type(values).__name__}")
-    rows: Sequence[Any] = values
-    if not len(rows):
+    if not len(values):
         raise ValueError(f"{name}: got no rows")
-    if len(shape) > 1 and not _is_sequence(rows[0]):
-        rows = [values]
+    rows = [values] if len(shape) > 1 and not _is_sequence(values[0]) else values
     arrays = [_array(name, row) for row in rows]
     # An id for padding that is no token, or the padding id as a token.
     own = {expected.pad_id, None if expected.padding is None else REAL_PAD}
@@ -133,7 +136,7 @@ def integer_rows(name: str, values: Any, expected: Input) -> list[np.ndarray]:
     return arrays
 
 
-def separate_rows(name: str, values: Any, expected: Input | None) -> list[np.ndarray]:
+def separate_rows(name: str, values: Values, expected: Input | None) -> list[np.ndarray]:
     """The rows of an input as a list; a single row may come without its batch axis."""
     if expected is not None and expected.is_ids:
         return integer_rows(name, values, expected)
@@ -159,7 +162,9 @@ def check_prompt_length(count: int, max_length: int) -> None:
         )
 
 
-def prompt_rows(name: str, values: Any, expected: Input, start_id: int | None) -> list[np.ndarray]:
+def prompt_rows(
+    name: str, values: Values, expected: Input, start_id: int | None
+) -> list[np.ndarray]:
     """Prompts, each (P,), without trailing padding ids; see `unpadded_prompts`."""
     return unpadded_prompts(
         name,
@@ -173,7 +178,7 @@ def prompt_rows(name: str, values: Any, expected: Input, start_id: int | None) -
 
 
 def left_padded(
-    name: str, values: Any, expected: Input, start_id: int | None
+    name: str, values: Values, expected: Input, start_id: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Prompts (B, N), padded on the left, and the number of padding ids per row (B,), int32."""
     rows, length = prompt_rows(name, values, expected, start_id), expected.shape[1]
@@ -200,7 +205,7 @@ def filled_batch(array: np.ndarray, batch: int) -> np.ndarray:
     return array if missing == 0 else np.concatenate([array, np.repeat(array[-1:], missing, 0)])
 
 
-def _pictures(name: str, values: Any, shape: tuple[int, ...]) -> list[np.ndarray]:
+def _pictures(name: str, values: Values, shape: tuple[int, ...]) -> list[np.ndarray]:
     """Pictures of the exported size; one may come without its batch axis."""
     array = _array(name, values)
     if array.dtype.kind not in "iu":
@@ -221,7 +226,7 @@ def _pictures(name: str, values: Any, shape: tuple[int, ...]) -> list[np.ndarray
     return list(array)
 
 
-def samples_of(name: str, values: Any) -> np.ndarray:
+def samples_of(name: str, values: Values) -> np.ndarray:
     """One waveform (samples,) as float32 from -1 to 1; int16 is divided by 32768.
 
     Raises:
@@ -257,11 +262,12 @@ def samples_of(name: str, values: Any) -> np.ndarray:
     return array.astype("float32")
 
 
-def _audio(name: str, values: Any, expected: Input) -> np.ndarray:
+def _audio(name: str, values: Values, expected: Input) -> np.ndarray:
     """Waveforms (B, samples), padded with silence if the model pads, too."""
     length, rate = expected.shape[1], expected.sample_rate
     assert rate is not None
-    rows = values if _is_sequence(values) and len(values) and np.ndim(values[0]) else [values]
+    are_rows = _is_sequence(values) and len(values) and np.ndim(values[0])
+    rows = values if are_rows and _is_sequence(values) else [values]
     arrays = [samples_of(name, row) for row in rows]
     result = np.zeros((len(arrays), length), expected.dtype)
     for row, array in zip(result, arrays, strict=True):
@@ -281,7 +287,7 @@ def check_duration(name: str, count: int, length: int, rate: int) -> None:
         )
 
 
-def longest_row(values: Any) -> int:
+def longest_row(values: Values) -> int:
     """The length of the longest row of ids; 0 for other values, which `fit` refuses."""
     if not _is_sequence(values) or not len(values):
         return 0
@@ -290,15 +296,15 @@ def longest_row(values: Any) -> int:
     return max(len(row) if _is_sequence(row) else 0 for row in values)
 
 
-def _array(name: str, values: Any) -> np.ndarray:
+def _array(name: str, values: Values) -> np.ndarray:
     try:
         return np.asarray(values)
     except ValueError:  # NumPy's message is about its internals
         raise ValueError(f"{name} must be an array, got rows of different shapes") from None
 
 
-def _is_sequence(values: Any) -> bool:
-    return isinstance(values, (list, tuple)) or np.ndim(values) > 0
+def _is_sequence(values: Values) -> TypeGuard[Sequence[npt.ArrayLike]]:
+    return isinstance(values, (list, tuple)) or np.ndim(cast("npt.ArrayLike", values)) > 0
 
 
 def _shape(shape: Sequence[int]) -> str:

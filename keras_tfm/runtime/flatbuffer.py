@@ -5,12 +5,13 @@ import json
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_tfm.runtime import adapters
-from keras_tfm.runtime.litert_internals import field_position
+from keras_tfm.runtime.litert_internals import Table, field_position
 from keras_tfm.runtime.manifest.manifest import Manifest
 from keras_tfm.runtime.manifest.storage import IDENTIFIER, METADATA_NAME, NO_CHECKSUM, import_litert
 
@@ -39,13 +40,13 @@ WEIGHT_INPUT = {
 class WeightUse(NamedTuple):
     """One operator that reads a constant weight, inside one subgraph."""
 
-    graph: Any
-    operator: Any
+    graph: Table
+    operator: Table
     name: str
-    tensor: Any
+    tensor: Table
 
 
-def read(content: bytes) -> Any:
+def read(content: bytes) -> Table:
     """The file as mutable objects of the schema, for `write`."""
     schema = import_litert("schema_py_generated")
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
@@ -68,7 +69,7 @@ def _behind(content: bytes, start: int, size: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8, size, start)
 
 
-def write(model: Any, separate: Collection[int] = ()) -> bytes:
+def write(model: Table, separate: Collection[int] = ()) -> bytes:
     """The bytes of a file from `read`; equal names and small vectors are stored once.
 
     `separate`: the indices of buffers that share their bytes with no other, even if equal.
@@ -99,18 +100,18 @@ def write(model: Any, separate: Collection[int] = ()) -> bytes:
         buffer = model.buffers[number]
         buffer.data, buffer.offset, buffer.size = constant, 0, 0
     table = schema.Model.GetRootAsModel(packed, 0)
-    parts: list[Any] = [packed]
+    parts: list[bytes | bytearray | memoryview] = [packed]
     end = len(packed)
     for number, constant in zip(behind, constants, strict=True):
         padding = -end % _ALIGNMENT
         place = field_position(table.Buffers(number), _OFFSET)
         struct.pack_into("<Q", packed, place, end + padding)
-        parts += [bytes(padding), constant]
+        parts += [bytes(padding), constant.data]
         end += padding + len(constant)
     return b"".join(parts)
 
 
-def _pack(model: Any, separate: Collection[int] = ()) -> bytes:
+def _pack(model: Table, separate: Collection[int] = ()) -> bytes:
     """The bytes of one flatbuffer."""
     import flatbuffers
 
@@ -119,7 +120,7 @@ def _pack(model: Any, separate: Collection[int] = ()) -> bytes:
     class Builder(flatbuffers.Builder):
         def __init__(self) -> None:
             super().__init__(1 << 20)
-            self.written: dict[Any, int] = {}
+            self.written: dict[tuple[str, bytes], int] = {}
 
         def CreateString(self, s: Any, *arguments: Any) -> int:
             if s not in self.written:
@@ -177,7 +178,7 @@ def add_manifest(
     return b"".join([unsigned[:start], signed, unsigned[start + len(raw) :]])
 
 
-def _entry(model: Any, name: str | bytes, data: bytes) -> Any:
+def _entry(model: Table, name: str | bytes, data: bytes) -> Table:
     """A new metadata entry, whose buffer is added to the model."""
     schema = import_litert("schema_py_generated")
     entry, buffer = schema.MetadataT(), schema.BufferT()
@@ -187,7 +188,7 @@ def _entry(model: Any, name: str | bytes, data: bytes) -> Any:
     return entry
 
 
-def weight_uses(model: Any) -> Iterator[WeightUse]:
+def weight_uses(model: Table) -> Iterator[WeightUse]:
     """Every operator that reads a constant weight, in all subgraphs, including those of loops."""
     schema = import_litert("schema_py_generated")
     inputs = {getattr(schema.BuiltinOperator, name): name for name in WEIGHT_INPUT}
@@ -202,7 +203,7 @@ def weight_uses(model: Any) -> Iterator[WeightUse]:
                 yield WeightUse(graph, operator, name, tensor)
 
 
-def float_weights(model: Any) -> dict[int, np.ndarray]:
+def float_weights(model: Table) -> dict[int, np.ndarray]:
     """The weights stored in float32, by the index of their buffer."""
     schema = import_litert("schema_py_generated")
     return {
@@ -212,7 +213,7 @@ def float_weights(model: Any) -> dict[int, np.ndarray]:
     }
 
 
-def dequantize(model: Any, tensor: Any) -> tuple[np.ndarray, np.ndarray]:
+def dequantize(model: Table, tensor: Table) -> tuple[np.ndarray, np.ndarray]:
     """An int8 weight as float32, and its scale in a shape that broadcasts."""
     scale = np.asarray(tensor.quantization.scale, "float32")
     shape = [1] * len(tensor.shape)
@@ -222,7 +223,7 @@ def dequantize(model: Any, tensor: Any) -> tuple[np.ndarray, np.ndarray]:
     return _array(model, tensor, "int8").astype("float32") * step, step
 
 
-def store_float(model: Any, buffer: int, values: np.ndarray) -> None:
+def store_float(model: Table, buffer: int, values: np.ndarray) -> None:
     """Replaces an int8 weight by float32 `values`, for all operators that read it.
 
     Raises:
@@ -243,7 +244,7 @@ def store_float(model: Any, buffer: int, values: np.ndarray) -> None:
                 tensor.type, tensor.quantization = schema.TensorType.FLOAT32, None
 
 
-def _remove_dequantize(model: Any, use: WeightUse) -> None:
+def _remove_dequantize(model: Table, use: WeightUse) -> None:
     """Removes the DEQUANTIZE after an operator (GATHER) that read an int8 weight."""
     schema = import_litert("schema_py_generated")
     output = use.operator.outputs[0]
@@ -259,7 +260,7 @@ def _remove_dequantize(model: Any, use: WeightUse) -> None:
     use.graph.operators = [other for other in use.graph.operators if other is not readers[0]]
 
 
-def store_half(model: Any, buffers: Collection[int]) -> None:
+def store_half(model: Table, buffers: Collection[int]) -> None:
     """Stores float32 weights in float16, each with a DEQUANTIZE before its readers.
 
     LiteRT dequantizes a constant once, and XNNPACK reads float16 weights of fully connected layers
@@ -284,7 +285,7 @@ def store_half(model: Any, buffers: Collection[int]) -> None:
         graph.operators = [*dequantizers, *graph.operators]
 
 
-def round_after_lookup(model: Any) -> None:
+def round_after_lookup(model: Table) -> None:
     """Makes lookups in an int8 table return float32, and adds a QUANTIZE after them.
 
     In full int8, the converter makes lookups that return int8, which LiteRT does not support. Nor
@@ -318,7 +319,7 @@ def round_after_lookup(model: Any) -> None:
         graph.operators = operators
 
 
-def _remove_zero_point(model: Any, table: Any) -> None:
+def _remove_zero_point(model: Table, table: Table) -> None:
     """Stores the int8 table (V, D) with one scale per row and zero point 0."""
     zero = int(np.asarray(table.quantization.zeroPoint).flat[0])
     if zero == 0:
@@ -336,13 +337,13 @@ def _remove_zero_point(model: Any, table: Any) -> None:
                 tensor.quantization.min = tensor.quantization.max = None
 
 
-def _operator(schema: Any, code: int, source: int, target: int) -> Any:
+def _operator(schema: ModuleType, code: int, source: int, target: int) -> Table:
     operator = schema.OperatorT()
     operator.opcodeIndex, operator.inputs, operator.outputs = code, [source], [target]
     return operator
 
 
-def operator_code(model: Any, builtin: int, version: int) -> int:
+def operator_code(model: Table, builtin: int, version: int) -> int:
     """The index of an operator code of this kind and version, added if it is missing."""
     schema = import_litert("schema_py_generated")
     for index, code in enumerate(model.operatorCodes):
@@ -356,14 +357,14 @@ def operator_code(model: Any, builtin: int, version: int) -> int:
     return len(model.operatorCodes) - 1
 
 
-def is_operator(model: Any, operator: Any, name: str) -> bool:
+def is_operator(model: Table, operator: Table, name: str) -> bool:
     """Whether an operator is of the kind with this name in the schema, such as "MUL"."""
     code = model.operatorCodes[operator.opcodeIndex]
     kind = getattr(import_litert("schema_py_generated").BuiltinOperator, name)
     return bool(max(code.builtinCode, code.deprecatedBuiltinCode) == kind)
 
 
-def _array(model: Any, tensor: Any, dtype: str) -> np.ndarray:
+def _array(model: Table, tensor: Table, dtype: str) -> np.ndarray:
     return np.frombuffer(bytes(model.buffers[tensor.buffer].data), dtype).reshape(tensor.shape)
 
 

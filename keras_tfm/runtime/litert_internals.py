@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+# LiteRT's generated classes are untyped: an object or a table of a flatbuffer.
+Table = Any
+
 
 @contextmanager
 def as_value_errors() -> Iterator[None]:
@@ -65,18 +68,18 @@ def nodes(interpreter: Any) -> list[dict[str, Any]]:
     return details
 
 
-def table_position(table: Any) -> int:
+def table_position(table: Table) -> int:
     """The offset of a flatbuffer table in its buffer."""
     return int(table._tab.Pos)
 
 
-def field_position(table: Any, field: int) -> int:
+def field_position(table: Table, field: int) -> int:
     """The offset in the buffer of a scalar field, by its number in the schema; 0 if absent."""
     slot = int(table._tab.Offset(4 + 2 * field))
     return table_position(table) + slot if slot else 0
 
 
-def vector_position(table: Any, field: int) -> int:
+def vector_position(table: Table, field: int) -> int:
     """The offset in the buffer of the first element of a vector field; 0 if the field is absent."""
     slot = int(table._tab.Offset(4 + 2 * field))
     return int(table._tab.Vector(slot)) if slot else 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_tfm.runtime import adapters
-from keras_tfm.runtime.checked_inputs import filled_batch, fit, longest_row
+from keras_tfm.runtime.checked_inputs import Inputs, Values, filled_batch, fit, longest_row
 from keras_tfm.runtime.litert_internals import Buffers, as_value_errors
 from keras_tfm.runtime.manifest import storage
 from keras_tfm.runtime.manifest.manifest import AnySignature, Predict, Signature, of_role
@@ -131,7 +131,7 @@ class LoadedFile:
         read = {x: read_tokenizer(x, content, options.get(x)) for x, content in contents.items()}
         return {name: read[entry] for name, entry in entries.items()}
 
-    def run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
+    def run(self, name: str, inputs: Inputs) -> dict[str, np.ndarray]:
         """The outputs of signature `name`, by name, for any number of rows."""
         if name not in self.signatures:
             raise ValueError(
@@ -139,7 +139,7 @@ class LoadedFile:
             )
         signature = self.signatures[name]
         expected = signature.inputs
-        if not isinstance(inputs, dict):
+        if not isinstance(inputs, Mapping):
             inputs = {next(iter(expected)): inputs}
         if set(inputs) != set(expected):
             raise ValueError(f"{name} takes the inputs {list(expected)}, got {list(inputs)}")
@@ -163,7 +163,7 @@ class LoadedFile:
                 results.append(self._call(name, full))
         return {key: np.concatenate([r[key] for r in results])[:rows] for key in results[0]}
 
-    def predict(self, inputs: Any) -> dict[str, np.ndarray]:
+    def predict(self, inputs: Inputs) -> dict[str, np.ndarray]:
         """The outputs of one full pass, by name, from the shortest signature that fits."""
         return self.run(*self.choose(Predict, inputs))
 
@@ -195,10 +195,10 @@ class LoadedFile:
             )
         return found
 
-    def choose(self, role: type[Signature], inputs: Any) -> tuple[str, dict[str, Any]]:
+    def choose(self, role: type[Signature], inputs: Inputs) -> tuple[str, Mapping[str, Values]]:
         """The shortest signature of a role that `inputs` fit, and the inputs by name."""
         found = self.of_role(role)
-        if not isinstance(inputs, dict):
+        if not isinstance(inputs, Mapping):
             inputs = {next(iter(next(iter(found.values())).inputs)): inputs}
         for name, signature in found.items():
             expected = signature.inputs

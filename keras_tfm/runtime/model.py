@@ -1,24 +1,29 @@
 """A loaded file with all its tasks: `Model`, and `load`, which creates one."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from keras_tfm.runtime.checked_inputs import Inputs, Values
 from keras_tfm.runtime.decoding import host_loop
 from keras_tfm.runtime.decoding.drafts import Draft
 from keras_tfm.runtime.decoding.generate import Generated, generate, generate_by
 from keras_tfm.runtime.decoding.sampling import Choose, Sampler
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.storage import File
-from keras_tfm.runtime.media.image_processor import ImageProcessor
+from keras_tfm.runtime.media.decoded_picture import Picture
+from keras_tfm.runtime.media.image_processor import ImageProcessor, Pictures
 from keras_tfm.runtime.tasks import drawing, embedding, pictures, speech, text
-from keras_tfm.runtime.tasks.pictures import Detection
+from keras_tfm.runtime.tasks.drawing import Drawing
+from keras_tfm.runtime.tasks.pictures import Detection, PicturesByInput
 from keras_tfm.runtime.tasks.session import Session
+from keras_tfm.runtime.tasks.speech import Audio
+from keras_tfm.runtime.tasks.text import Answer, Texts
 from keras_tfm.runtime.tasks.zero_shot import ZeroShotClassifier
-from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
+from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate, Message
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
 
 
@@ -75,11 +80,11 @@ class Model:
         """The bytes of the file, with the constants of its adapter."""
         return self.file.content()
 
-    def run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
+    def run(self, name: str, inputs: Inputs) -> dict[str, np.ndarray]:
         """The outputs of signature `name`, by name; `inputs` as in `predict`."""
         return self.file.run(name, inputs)
 
-    def predict(self, inputs: Any) -> dict[str, np.ndarray]:
+    def predict(self, inputs: Inputs) -> dict[str, np.ndarray]:
         """The outputs of one full pass, by name.
 
         Args:
@@ -89,7 +94,7 @@ class Model:
         """
         return self.file.predict(inputs)
 
-    def generate(self, inputs: Any) -> Generated:
+    def generate(self, inputs: Inputs) -> Generated:
         """Generates one row of tokens for each row of `inputs`.
 
         Of several exported lengths, the shortest that fits is used. If the file has no "generate"
@@ -108,13 +113,13 @@ class Model:
         """
         return generate(self.file, inputs)
 
-    def generate_by(self, name: str, inputs: dict[str, Any]) -> Generated:
+    def generate_by(self, name: str, inputs: Mapping[str, Values]) -> Generated:
         """`generate` with the signature `name`, even if a shorter one fits."""
         return generate_by(self.file, name, inputs)
 
     def stream(
         self,
-        inputs: Any,
+        inputs: Inputs,
         choose: Choose | Sampler | None = None,
         draft: Draft | None = None,
     ) -> Iterator[np.ndarray]:
@@ -145,7 +150,7 @@ class Model:
         return host_loop.stream(self.file, inputs, choose, draft=draft)
 
     def stream_by(
-        self, prefill: str, inputs: Any, choose: Choose | Sampler | None = None
+        self, prefill: str, inputs: Inputs, choose: Choose | Sampler | None = None
     ) -> Iterator[np.ndarray]:
         """`stream` that reads prompts with the signature `prefill`, even if another is faster."""
         return host_loop.stream(self.file, inputs, choose, prefill)
@@ -164,7 +169,7 @@ class Model:
         """
         return self.file.tokenizers
 
-    def generate_text(self, texts: Any) -> Any:
+    def generate_text(self, texts: Texts) -> Answer | list[Answer]:
         """Generates a text for each text: `generate` with the tokenizers of the file.
 
         Args:
@@ -210,7 +215,7 @@ class Model:
 
     def stream_text(
         self,
-        texts: Any,
+        texts: Texts,
         choose: Choose | Sampler | None = None,
         draft: Draft | None = None,
     ) -> Iterator[str]:
@@ -228,7 +233,7 @@ class Model:
         """
         return text.stream_text(self.file, texts, choose, draft)
 
-    def predict_text(self, texts: Any) -> dict[str, np.ndarray]:
+    def predict_text(self, texts: Texts) -> dict[str, np.ndarray]:
         """The outputs of one full pass over texts, by name: (B, ...), as `predict` returns them.
 
         Args:
@@ -242,7 +247,7 @@ class Model:
         """
         return text.predict_text(self.file, texts)
 
-    def chat_prompt(self, messages: str | Sequence[dict[str, Any]]) -> str:
+    def chat_prompt(self, messages: str | Sequence[Message]) -> str:
         """The prompt of a conversation, in the model's chat template, for `stream_text`.
 
         Args:
@@ -270,7 +275,9 @@ class Model:
         """The chat template in the file; None if it has none."""
         return self.file.manifest.chat_template
 
-    def session(self, inputs: Any = None, *, restore: str | Path | None = None) -> Session:
+    def session(
+        self, inputs: Inputs | None = None, *, restore: str | Path | None = None
+    ) -> Session:
         """A text that is continued call by call; its tokens and KV caches are kept.
 
         The file needs a "decode" signature; with "prefill", texts are read in chunks. A file may
@@ -303,7 +310,7 @@ class Model:
         """The image processors in the file, by input; empty if it was exported without `images`."""
         return self.file.manifest.images
 
-    def predict_images(self, images: Any) -> dict[str, np.ndarray]:
+    def predict_images(self, images: PicturesByInput) -> dict[str, np.ndarray]:
         """The outputs of one full pass over pictures, by name: (B, ...), as from `predict`.
 
         Args:
@@ -318,7 +325,7 @@ class Model:
         """
         return self.predict(pictures.as_pixels(self.file, images))
 
-    def detect(self, image: Any, threshold: float = 0.5) -> list[Detection]:
+    def detect(self, image: Picture, threshold: float = 0.5) -> list[Detection]:
         """The objects in a picture, found by a model such as `models.detr`.
 
         Args:
@@ -333,7 +340,7 @@ class Model:
         """
         return pictures.detect(self.file, image, threshold, self.labels)
 
-    def caption(self, images: Any, prompt: Sequence[int] | None = None) -> Any:
+    def caption(self, images: Pictures, prompt: Sequence[int] | None = None) -> str | list[str]:
         """The text that a model of pictures and text writes for a picture.
 
         Args:
@@ -355,12 +362,12 @@ class Model:
 
     def draw(
         self,
-        texts: Any,
+        texts: str | Sequence[str],
         candidates: int = 1,
         judge: "Model | None" = None,
         guidance: float = 1.0,
         sampler: Sampler | None = None,
-    ) -> list[Any]:
+    ) -> list[Drawing] | list[list[Drawing]]:
         """Draws pictures of texts, with a file of `models.dalle` and `models.dvae_decoder`.
 
         Codes are sampled step by step with the signature "decode"; a file with "generate" alone
@@ -392,7 +399,7 @@ class Model:
         other = None if judge is None else judge.file
         return drawing.draw(self.file, texts, candidates, other, guidance, sampler)
 
-    def embed(self, texts: Any, prompt: str | None = None) -> np.ndarray:
+    def embed(self, texts: str | Sequence[str], prompt: str | None = None) -> np.ndarray:
         """Sentence embeddings (B, D) of texts, float32; (D,) for a single text.
 
         The model needs the head `keras_tfm.models.sentence_embedding`. Each text runs in the
@@ -409,7 +416,7 @@ class Model:
         """
         return embedding.embed(self.file, texts, prompt)
 
-    def embed_text(self, texts: Any) -> np.ndarray:
+    def embed_text(self, texts: str | Sequence[str]) -> np.ndarray:
         """The vectors (B, D) of texts, float32, as the model returns them; (D,) for a single text.
 
         For a file such as one of `models.clip_towers`: of several models, the one with a tokenizer
@@ -426,7 +433,7 @@ class Model:
         """
         return embedding.embed_text(self.file, texts)
 
-    def embed_image(self, images: Any) -> np.ndarray:
+    def embed_image(self, images: Pictures) -> np.ndarray:
         """The vectors (B, D) of pictures, float32, as the model returns them; (D,) for one.
 
         Of several models in the file, the one with an image processor reads the pictures.
@@ -471,7 +478,7 @@ class Model:
         return speech.sample_rates(self.file)
 
     def transcribe(
-        self, audio: Any, sample_rate: int | None = None, prompt: Sequence[int] | None = None
+        self, audio: Audio, sample_rate: int | None = None, prompt: Sequence[int] | None = None
     ) -> str:
         """The text of speech, as a model such as `models.whisper` hears it.
 
@@ -496,7 +503,7 @@ class Model:
         """
         return speech.transcribe(self.file, audio, sample_rate, prompt)
 
-    def predict_audio(self, audio: Any, sample_rate: int | None = None) -> dict[str, np.ndarray]:
+    def predict_audio(self, audio: Audio, sample_rate: int | None = None) -> dict[str, np.ndarray]:
         """The outputs of one full pass over audio, by name: (1, ...), as from `predict`.
 
         Args:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 # A function of the tokens so far (B, n), the number of tokens to guess, and the inputs by name, as
 # lists of rows, that returns the guesses: integers (B, count).
@@ -80,7 +80,7 @@ class PromptLookup:
         return history[best + 1 + np.arange(count) % (last - best)]
 
 
-def checked_drafts(drafts: Any, shape: tuple[int, int], size: int) -> np.ndarray:
+def checked_drafts(drafts: npt.ArrayLike, shape: tuple[int, int], size: int) -> np.ndarray:
     """The guesses of a draft, checked: integers of this shape in 0..size - 1."""
     found = np.asarray(drafts)
     if found.shape != shape or found.dtype.kind not in "iu":

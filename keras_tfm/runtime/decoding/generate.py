@@ -1,10 +1,11 @@
 """Generates tokens: with the signature "generate", or with the decoding loop on the host."""
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from keras_tfm.runtime.checked_inputs import fit, left_padded
+from keras_tfm.runtime.checked_inputs import Inputs, Values, fit, left_padded
 from keras_tfm.runtime.decoding.host_loop import generate_on_host
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.manifest import Generate, of_role
@@ -24,39 +25,42 @@ class Generated(NamedTuple):
     scores: np.ndarray | None = None
 
 
-def generate(file: LoadedFile, inputs: Any) -> Generated:
+def generate(file: LoadedFile, inputs: Inputs) -> Generated:
     """See `Model.generate`."""
     if not of_role(file.signatures, Generate):
         return Generated(generate_on_host(file, inputs))
     return generate_by(file, *file.choose(Generate, inputs))
 
 
-def generate_by(file: LoadedFile, name: str, inputs: dict[str, Any]) -> Generated:
+def generate_by(file: LoadedFile, name: str, inputs: Mapping[str, Values]) -> Generated:
     """The results of signature `name`, without the padding on the left of prompts."""
-    signature, padding = file.signatures[name], None
-    if isinstance(signature, Generate) and signature.prompt is not None:
-        inputs = _with_prompts(name, signature, signature.prompt, inputs)
-        padding = inputs[signature.of_kind("padding")[0]]
-    results = file.run(name, inputs)
+    signature = file.signatures[name]
+    if not isinstance(signature, Generate) or signature.prompt is None:
+        results = file.run(name, inputs)
+        return Generated(results["tokens"], results.get("scores"))
+    others, prompts, padding = _left_padded(name, signature, signature.prompt, inputs)
+    (counts,) = signature.of_kind("padding")
+    results = file.run(name, {**others, signature.prompt: prompts, counts: padding})
     tokens = results["tokens"]
-    if padding is not None and isinstance(signature, Generate):
-        for row, count in enumerate(padding):
-            tokens[row] = np.roll(tokens[row], -count, axis=-1)
-        tokens = np.ascontiguousarray(tokens[..., : signature.max_length])
+    for row, count in enumerate(padding):
+        tokens[row] = np.roll(tokens[row], -count, axis=-1)
+    tokens = np.ascontiguousarray(tokens[..., : signature.max_length])
     return Generated(tokens, results.get("scores"))
 
 
-def _with_prompts(
-    name: str, signature: Generate, prompt: str, inputs: dict[str, Any]
-) -> dict[str, Any]:
-    """The inputs with prompts padded on the left; without prompts, with default ones."""
+def _left_padded(
+    name: str, signature: Generate, prompt: str, inputs: Mapping[str, Values]
+) -> tuple[dict[str, Values], np.ndarray, np.ndarray]:
+    """The other inputs; prompts, by default default ones, padded on the left; and by how much."""
     expected, start_id = dict(signature.inputs), signature.start_id
     (counts,) = signature.of_kind("padding")
     del expected[counts]
     if not set(expected) - {prompt} <= set(inputs) <= set(expected):
         raise ValueError(f"{name} takes the inputs {list(expected)}, got {list(inputs)}")
-    prompts = inputs.get(prompt)
-    if prompt not in inputs:
+    others = {key: x for key, x in inputs.items() if key != prompt}
+    if prompt in inputs:
+        prompts = inputs[prompt]
+    else:
         first = signature.default_prompt or ([] if start_id is None else [start_id])
         if not first or not inputs:
             raise ValueError(
@@ -65,5 +69,4 @@ def _with_prompts(
             )
         key, x = next(iter(inputs.items()))
         prompts = [first] * len(fit(key, x, expected[key]))
-    tokens, padding = left_padded(prompt, prompts, expected[prompt], start_id)
-    return {**inputs, prompt: tokens, counts: padding}
+    return others, *left_padded(prompt, prompts, expected[prompt], start_id)

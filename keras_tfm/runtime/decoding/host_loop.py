@@ -5,11 +5,12 @@ writes only its new entries there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from keras_tfm.runtime.checked_inputs import (
+    Inputs,
+    Values,
     check_prompt_length,
     filled_batch,
     fit,
@@ -45,30 +46,30 @@ def decode_of(file: LoadedFile) -> Decode:
 
 def stream(
     file: LoadedFile,
-    inputs: Any,
+    inputs: Inputs,
     choose: Choose | Sampler | None,
     prefill: str | None = None,
     draft: Draft | None = None,
 ) -> Iterator[np.ndarray]:
     """Yields the tokens (B,) of each step; see `Model.stream` and `Model.stream_by`."""
     decode = decode_of(file)
-    target, named = decode.target, _by_name(file, inputs, decode.target)
+    target, named, prompts = decode.target, _by_name(file, inputs, decode.target), None
     if target in named:
-        named[target] = prompt_rows(target, named[target], prompt_input(decode), decode.start_id)
-    yield from _stream(file, named, choose, prefill, draft)
+        prompts = prompt_rows(target, named.pop(target), prompt_input(decode), decode.start_id)
+    yield from _stream(file, named, prompts, choose, prefill, draft)
 
 
 def _stream(
     file: LoadedFile,
-    inputs: dict[str, Any],
+    inputs: Mapping[str, Values],
+    prompts: Sequence[np.ndarray] | None,
     choose: Choose | Sampler | None,
     prefill: str | None = None,
     draft: Draft | None = None,
 ) -> Iterator[np.ndarray]:
-    """`stream` of inputs by name, with prompts that are checked."""
+    """`stream` of the other inputs by name, with prompts that are checked."""
     decode = decode_of(file)
     target, batch = decode.target, decode.inputs[decode.target].shape[0]
-    prompts = inputs.pop(target, None)
     known = _shared_arguments(file, decode, inputs)
     rows = next((len(x) for x in known.values()), batch)
     if prompts is not None:
@@ -179,7 +180,9 @@ def _verify(
         steps.rewind(last)
 
 
-def _guess(file: LoadedFile, draft: Draft, inputs: dict[str, Any], rows: int, batch: int) -> Guess:
+def _guess(
+    file: LoadedFile, draft: Draft, inputs: Mapping[str, Values], rows: int, batch: int
+) -> Guess:
     """The draft as a function of the tokens (batch, n) and a number of tokens."""
     if not any(x.verifies for x in of_role(file.signatures, Prefill).values()):
         raise ValueError(
@@ -204,7 +207,7 @@ def _all_inputs(file: LoadedFile) -> dict[str, Input]:
     return {key: x for signature in file.signatures.values() for key, x in signature.inputs.items()}
 
 
-def generate_on_host(file: LoadedFile, inputs: Any) -> np.ndarray:
+def generate_on_host(file: LoadedFile, inputs: Inputs) -> np.ndarray:
     """Greedy tokens (B, T) for any number of rows; the target's pad id after the end of a row."""
     if not of_role(file.signatures, Decode):
         raise ValueError(f"{file.path} has no signature 'generate', it has {list(file.signatures)}")
@@ -232,23 +235,23 @@ def generate_on_host(file: LoadedFile, inputs: Any) -> np.ndarray:
         start = stop
         while stop < min(rows, start + batch) and lengths[stop] == lengths[start]:
             stop += 1
-        chunk = {key: x[start:stop] for key, x in arrays.items()}
-        part = result[start:stop]
+        chunk: dict[str, list[np.ndarray]] = {key: x[start:stop] for key, x in arrays.items()}
+        part, prompts = result[start:stop], chunk.pop(target, None)
         column = 1
-        if target in chunk:
-            column = len(chunk[target][0])
-            part[:, :column] = chunk[target]
+        if prompts is not None:
+            column = len(prompts[0])
+            part[:, :column] = prompts
         elif decode.start_id is not None:
             part[:, 0] = decode.start_id
         with file.lock:  # for the whole chunk: another thread would overwrite the caches
-            for tokens in _stream(file, chunk, None):
+            for tokens in _stream(file, chunk, prompts, None):
                 part[:, column] = tokens
                 column += 1
     return result
 
 
 def _shared_arguments(
-    file: LoadedFile, decode: Decode, inputs: dict[str, Any]
+    file: LoadedFile, decode: Decode, inputs: Mapping[str, Values]
 ) -> dict[str, np.ndarray]:
     """The arguments that all steps share: the results of "encode"; without it, inputs."""
     has_encode = bool(of_role(file.signatures, Encode))
@@ -265,7 +268,7 @@ def _shared_arguments(
     return {key: fit(key, inputs[key], decode.inputs[key]) for key in read}
 
 
-def known_of_row(file: LoadedFile, inputs: Any) -> dict[str, np.ndarray]:
+def known_of_row(file: LoadedFile, inputs: Inputs) -> dict[str, np.ndarray]:
     """The arguments that all steps of a single row share, for a `Session`."""
     decode = decode_of(file)
     known = _shared_arguments(file, decode, _by_name(file, inputs, decode.target))
@@ -275,16 +278,16 @@ def known_of_row(file: LoadedFile, inputs: Any) -> dict[str, np.ndarray]:
     return known
 
 
-def _by_name(file: LoadedFile, inputs: Any, only: str) -> dict[str, Any]:
+def _by_name(file: LoadedFile, inputs: Inputs, only: str) -> dict[str, Values]:
     """`inputs` as a dictionary; a bare array is the model's first input."""
-    if isinstance(inputs, dict):
+    if isinstance(inputs, Mapping):
         return dict(inputs)
     found: Mapping[str, Signature] = of_role(file.signatures, Encode)
     found = found or of_role(file.signatures, Generate)
     return {next((key for x in found.values() for key in x.inputs), only): inputs}
 
 
-def checked_tokens(chosen: Any, ended: np.ndarray, size: int, pad_id: int) -> np.ndarray:
+def checked_tokens(chosen: Values, ended: np.ndarray, size: int, pad_id: int) -> np.ndarray:
     """The chosen tokens (B,), checked; `pad_id` for rows that have ended."""
     tokens = np.asarray(chosen)
     if tokens.shape != ended.shape or tokens.dtype.kind not in "iu":

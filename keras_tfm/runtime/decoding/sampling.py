@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import SupportsIndex
 
 import numpy as np
 
@@ -175,14 +175,14 @@ def _softmax(x: np.ndarray) -> np.ndarray:
     return result
 
 
-def _check(name: str, value: Any, zero: bool = False) -> None:
+def _check(name: str, value: object, zero: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not (0 < value < np.inf or (zero and value == 0)):
         raise ValueError(f"{name} must be {'at least' if zero else 'greater than'} 0, got {value}")
 
 
-def _integer(name: str, value: Any) -> int:
+def _integer(name: str, value: SupportsIndex) -> int:
     try:
         return operator.index(value)
     except TypeError:

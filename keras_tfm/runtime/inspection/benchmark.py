@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from keras_tfm.runtime.inspection.random_inputs import random_inputs
 from keras_tfm.runtime.inspection.subprocesses import run_module
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.manifest import Generate
+from keras_tfm.runtime.manifest.records import Json
 
 LEAST_RUNS = 5
 
@@ -83,7 +83,7 @@ class Benchmark:
     subgraphs: list[Subgraph]
     bytes_by_kind: dict[str, int]
 
-    def asdict(self) -> dict[str, Any]:
+    def asdict(self) -> Json:
         """Everything, as dictionaries, lists and numbers for JSON."""
         result = asdict(self)
         for entry, latency in zip(result["latencies"], self.latencies, strict=True):

@@ -8,14 +8,15 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from keras_tfm.runtime.inspection.random_inputs import random_inputs
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.storage import import_litert
 
 
-def measure(path: str, threads: int = 1, weight_cache: str | None = None) -> dict[str, Any]:
+def measure(
+    path: str, threads: int = 1, weight_cache: str | None = None
+) -> dict[str, float | None]:
     """Loads a file in this process, runs each signature once, and measures time and memory.
 
     Returns:
@@ -58,6 +59,5 @@ def _memory() -> dict[str, int] | None:
 
 
 if __name__ == "__main__":
-    arguments: list[Any] = sys.argv[1:]
-    arguments[1:2] = [int(threads) for threads in arguments[1:2]]
-    print(json.dumps(measure(*arguments)))
+    given = iter(sys.argv[1:])
+    print(json.dumps(measure(next(given), int(next(given, "1")), next(given, None))))

@@ -8,15 +8,14 @@ ends its process at some graphs.
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 
-def run(path: str, inputs: Any, float32: bool = True) -> dict[str, Any]:
+def run(path: str, inputs: Mapping[str, np.ndarray], float32: bool = True) -> dict[str, np.ndarray]:
     """Runs every signature of a file on the GPU delegate.
 
     Args:
@@ -80,7 +79,7 @@ def main() -> None:
         except RuntimeError as error:
             refusal = str(error).splitlines()[0]
         else:
-            np.savez(results, **outputs)
+            np.savez(results, allow_pickle=False, **outputs)
     print(json.dumps(refusal))
 
 

@@ -18,8 +18,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
+from keras_tfm.runtime.litert_internals import Table
 from keras_tfm.runtime.manifest.storage import File, import_litert, read, read_content, source_of
 
 # The operators that `NewOperationParser` knows, by their names in the schema. DEQUANTIZE and
@@ -118,13 +119,13 @@ def check(content: bytes) -> list[Finding]:
     return [Finding(name, kind, n, reason) for (name, kind, reason), n in found.items()]
 
 
-def _kind(names: dict[int, str], model: Any, operator: Any) -> str:
+def _kind(names: dict[int, str], model: Table, operator: Table) -> str:
     """The name of an operator."""
     code = model.operatorCodes[operator.opcodeIndex]
     return names[max(code.builtinCode, code.deprecatedBuiltinCode)]
 
 
-def _is_read_twice(operator: Any, readers: Sequence[tuple[str, set[int]]]) -> bool:
+def _is_read_twice(operator: Table, readers: Sequence[tuple[str, set[int]]]) -> bool:
     """Whether one operator other than a product reads two results of this one."""
     results = {int(i) for i in operator.outputs}
     return any(len(results & read) > 1 for kind, read in readers if kind != "BATCH_MATMUL")
@@ -133,7 +134,7 @@ def _is_read_twice(operator: Any, readers: Sequence[tuple[str, set[int]]]) -> bo
 class _Node:
     """An operator and its tensors."""
 
-    def __init__(self, schema: Any, model: Any, graph: Any, operator: Any):
+    def __init__(self, schema: ModuleType, model: Table, graph: Table, operator: Table):
         self.integer = schema.TensorType.INT32
         self.options = operator.builtinOptions
         self.inputs = [graph.tensors[i] for i in operator.inputs if i >= 0]
@@ -163,15 +164,15 @@ class _Node:
         return _axes(self.inputs[number])
 
 
-def _shape(tensor: Any) -> list[int]:
+def _shape(tensor: Table) -> list[int]:
     return [] if tensor.shape is None else [int(d) for d in tensor.shape]
 
 
-def _axes(tensor: Any) -> int:
+def _axes(tensor: Table) -> int:
     return len(_shape(tensor))
 
 
-def _batch_axes(tensor: Any) -> tuple[int, ...]:
+def _batch_axes(tensor: Table) -> tuple[int, ...]:
     """The sizes of a product's first two axes, 1 for those that are missing."""
     shape = _shape(tensor)
     return (*(1,) * (_MAX_AXES - len(shape)), *shape[:-2])

@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
 from keras_tfm.runtime import litert_internals
 from keras_tfm.runtime.manifest.manifest import Decode, Encode, Input, Manifest, Prefill, Tensor
+from keras_tfm.runtime.manifest.records import Json
 from keras_tfm.runtime.manifest.storage import File, import_litert, read, read_content, source_of
 
 
@@ -53,7 +54,7 @@ class Inspection:
 
     path: str
     bytes: int
-    manifest: dict[str, Any]
+    manifest: Json
     subgraphs: list[Subgraph]
     bytes_by_kind: dict[str, int]
     custom_operators: list[str]
@@ -64,9 +65,9 @@ class Inspection:
         return str(self.manifest["quantization"])
 
     @property
-    def signatures(self) -> dict[str, Any]:
+    def signatures(self) -> Json:
         """The signatures of the manifest: inputs, outputs and settings by name."""
-        signatures: dict[str, Any] = self.manifest["signatures"]
+        signatures: Json = self.manifest["signatures"]
         return signatures
 
     @property
@@ -75,7 +76,7 @@ class Inspection:
         layers: dict[str, int] = self.manifest.get("layers", {})
         return layers
 
-    def asdict(self) -> dict[str, Any]:
+    def asdict(self) -> Json:
         """Everything, as plain dictionaries and lists."""
         return asdict(self)
 
@@ -152,7 +153,7 @@ def inspect_file(path: File) -> Inspection:
     return Inspection(**inspection_fields(name, read_content(source), manifest))
 
 
-def inspection_fields(path: str | Path, content: bytes, manifest: Manifest) -> dict[str, Any]:
+def inspection_fields(path: str | Path, content: bytes, manifest: Manifest) -> Json:
     """The fields of an `Inspection` of a file whose bytes are `content`."""
     return {
         "path": str(path),
@@ -238,7 +239,7 @@ def bytes_by_scopes(content: bytes) -> dict[tuple[str, ...], int]:
     return dict(sizes)
 
 
-def _types(schema: Any) -> dict[int, str]:
+def _types(schema: ModuleType) -> dict[int, str]:
     """The dtypes of a file's tensors by their codes."""
     codes = vars(schema.TensorType).items()
     return {code: name.lower() for name, code in codes if not name.startswith("_")}
@@ -252,7 +253,7 @@ def custom_operators(content: bytes) -> list[str]:
     return sorted({code.decode() for code in codes if code is not None})
 
 
-def _buffer_size(buffer: Any) -> int:
+def _buffer_size(buffer: litert_internals.Table) -> int:
     """The bytes of a constant, inside the flatbuffer or behind it."""
     return int(buffer.DataLength() or buffer.Size())
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,8 @@ class Numbers(NamedTuple):
         least, most: float, the range of possible values.
     """
 
-    mean: Any = 0.0
-    deviation: Any = 1.0
+    mean: float | np.ndarray = 0.0
+    deviation: float | np.ndarray = 1.0
     least: float = -np.inf
     most: float = np.inf
 

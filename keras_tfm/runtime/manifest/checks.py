@@ -17,10 +17,12 @@ ValueError: inputs.ids.pad_id must be in 0..8, got 9
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_tfm.runtime.litert_internals import Table
 from keras_tfm.runtime.manifest.manifest import (
     Decode,
     Encode,
@@ -54,7 +56,7 @@ class Graph(NamedTuple):
     outputs: dict[str, Tensor]
 
 
-def read_graphs(schema: Any, model: Any) -> dict[str, Graph]:
+def read_graphs(schema: ModuleType, model: Table) -> dict[str, Graph]:
     """The inputs and outputs of each signature of a .tflite file.
 
     Args:
@@ -64,7 +66,7 @@ def read_graphs(schema: Any, model: Any) -> dict[str, Graph]:
     codes = vars(schema.TensorType).items()
     types = {code: name.lower() for name, code in codes if not name.startswith("_")}
 
-    def tensor_of(graph: Any, index: int) -> Tensor:
+    def tensor_of(graph: Table, index: int) -> Tensor:
         tensor = graph.Tensors(index)
         shape = [tensor.Shape(k) for k in range(tensor.ShapeLength())]
         return Tensor(shape=shape, dtype=types[tensor.Type()])
@@ -200,7 +202,7 @@ def _require(holds: bool, expected: str, found: object) -> None:
         raise ValueError(f"{expected}, got {text if len(text) <= 60 else text[:60] + '...'}")
 
 
-def _check_ids(place: str, ids: Iterable[Any], size: int) -> None:
+def _check_ids(place: str, ids: Iterable[int], size: int) -> None:
     for one in ids:
         _require(0 <= one < size, f"{place} must be in 0..{size - 1}", one)
 

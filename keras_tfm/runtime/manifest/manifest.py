@@ -13,7 +13,7 @@ Example:
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, ClassVar, Self, TypeVar
 
 from keras_tfm.runtime.manifest.records import (
     Json,
@@ -168,7 +168,7 @@ class Prefill(Signature):
         return "logits" in self.outputs
 
 
-def _is_end(x: Any) -> bool:
+def _is_end(x: object) -> bool:
     return x is None or is_integer(x) or is_integers(x)
 
 
@@ -341,7 +341,7 @@ class Adapters(Record):
     layers: Annotated[dict[str, AdaptedLayer], several(AdaptedLayer, "an object of layers")]
 
 
-def _is_images(x: Any) -> bool:
+def _is_images(x: object) -> bool:
     fields = ImageProcessor.__dataclass_fields__.keys()
     if not isinstance(x, dict) or any(
         not isinstance(y, dict) or y.keys() != fields for y in x.values()
@@ -369,7 +369,7 @@ Images = Annotated[
 ]
 
 
-def _is_chat_template(x: Any) -> bool:
+def _is_chat_template(x: object) -> bool:
     if not isinstance(x, dict) or x.keys() != {*ChatTemplate._fields}:
         return False
     system = x["system"]
@@ -469,12 +469,13 @@ class Manifest(Record):
     ) = None
     adapters: Annotated[Adapters, one(Adapters, "an object with base and layers")] | None = None
     sha256: Name = ""
-    other: dict[str, Any] = field(default_factory=dict)
+    other: Json = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, value: Any, place: str = "") -> Self:
+    def from_json(cls, value: object, place: str = "") -> Self:
         """The manifest of a JSON object, whose format `check_format` has accepted."""
         result = super().from_json(value, place)
+        assert isinstance(value, dict)  # or the line above has raised
         known = cls.__dataclass_fields__.keys() - {"other"}
         return replace(result, other={key: x for key, x in value.items() if key not in known})
 
@@ -501,10 +502,10 @@ class Manifest(Record):
         )
 
 
-def check_format(value: Any) -> None:
+def check_format(value: Json) -> None:
     """Raises ValueError unless this version reads the format of a manifest in JSON."""
     version = value.get("format")
-    if not is_integer(version, 1):
+    if type(version) is not int or version < 1:
         raise ValueError(f"format must be a positive integer, got {short_json(version)}")
     if version > FORMAT:
         raise ValueError(

@@ -49,7 +49,7 @@ class Record:
     """
 
     @classmethod
-    def from_json(cls, value: Any, place: str = "") -> Self:
+    def from_json(cls, value: object, place: str = "") -> Self:
         """The record of a JSON object.
 
         Args:
@@ -129,22 +129,22 @@ def among(names: tuple[str, ...]) -> Rule:
     return Rule(f"one of {', '.join(names)}", lambda x: isinstance(x, str) and x in names)
 
 
-def is_integer(x: Any, least: int = 0) -> bool:
+def is_integer(x: object, least: int = 0) -> bool:
     """Whether a JSON value is an integer of at least `least`."""
     return type(x) is int and x >= least
 
 
-def is_integers(x: Any) -> bool:
+def is_integers(x: object) -> bool:
     """Whether a JSON value is a list of integers of at least 0."""
     return isinstance(x, list) and all(is_integer(one) for one in x)
 
 
-def is_names(x: Any) -> bool:
+def is_names(x: object) -> bool:
     """Whether a JSON value is a list of strings."""
     return isinstance(x, list) and all(isinstance(name, str) for name in x)
 
 
-def short_json(x: Any) -> str:
+def short_json(x: object) -> str:
     """A JSON value for an error, shortened."""
     try:
         text = json.dumps(x)

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from keras_tfm.optional_package import install_command, optional_package
 from keras_tfm.runtime.manifest.checks import check_manifest, read_graphs
 from keras_tfm.runtime.manifest.manifest import Manifest, check_format
+from keras_tfm.runtime.manifest.records import Json
 
 METADATA_NAME = b"keras_tfm"
 IDENTIFIER = b"TFL3"
@@ -98,7 +100,7 @@ def read(file: File, name: Path | None = None) -> Manifest:
     schema = import_litert("schema_py_generated")
     try:
         start, raw = _entry(content, schema, METADATA_NAME)
-        stored: dict[str, Any] = json.loads(raw or b"{}")
+        stored: Json = json.loads(raw or b"{}")
         expected = str(stored.get("sha256", ""))
     except Exception as error:  # flatbuffers and json raise many types on damaged bytes
         raise ValueError(f"{path} is damaged: its manifest cannot be read ({error})") from None
@@ -152,7 +154,7 @@ def is_export(path: Path) -> bool:
         return False
 
 
-def _map_file(source: Path | bytes) -> Any:
+def _map_file(source: Path | bytes) -> bytes | mmap.mmap:
     if isinstance(source, bytes):
         return source
     with source.open("rb") as file:
@@ -161,7 +163,7 @@ def _map_file(source: Path | bytes) -> Any:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _update(digest: Any, file: IO[bytes], count: int) -> None:
+def _update(digest: "hashlib._Hash", file: IO[bytes], count: int) -> None:
     while block := file.read(min(count, 1 << 20)):
         digest.update(block)
         count -= len(block)
@@ -196,7 +198,7 @@ def read_entries(source: Path | bytes, sha256: str, names: Iterable[str]) -> dic
     return {name: data for name, data in entries.items() if data is not None}
 
 
-def _entry(content: Any, schema: Any, name: bytes) -> tuple[int, bytes | None]:
+def _entry(content: bytes | mmap.mmap, schema: ModuleType, name: bytes) -> tuple[int, bytes | None]:
     """The offset and the data of a metadata entry; None if there is no such entry."""
     model = schema.Model.GetRootAsModel(content, 0)
     for i in range(model.MetadataLength()):
@@ -208,7 +210,7 @@ def _entry(content: Any, schema: Any, name: bytes) -> tuple[int, bytes | None]:
     return 0, None
 
 
-def import_litert(module: str) -> Any:
+def import_litert(module: str) -> ModuleType:
     """A module of ai_edge_litert, or an error that names the extra."""
     need = "running and writing .tflite files needs LiteRT"
     return optional_package(f"ai_edge_litert.{module}", need, "ai-edge-litert", extra="edge")

@@ -16,12 +16,17 @@ import importlib
 import io
 import os
 from pathlib import Path
-from typing import IO, Any
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Union, cast
 
 import numpy as np
 
 from keras_tfm.optional_package import optional_package
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+# What a caller gives as a picture: a path, the bytes of a file, a `PIL.Image.Image`, an array.
+Picture = Union[str, os.PathLike[str], bytes, bytearray, memoryview, np.ndarray, "Image"]
 # Pillow's names of the formats that are opened; HEIF where a plug-in has registered it. The others
 # are not tried: for EPS, Pillow starts Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "AVIF", "JPEG2000", "HEIF")
@@ -44,13 +49,13 @@ _TURNS = {
 }
 
 
-def import_pillow() -> Any:
+def import_pillow() -> ModuleType:
     """Imports Pillow with the module used here; the error says how to install it."""
     optional_package("PIL.Image", "pictures need Pillow", "pillow", extra="images")
     return importlib.import_module("PIL")
 
 
-def upright(image: Any, name: str, mode: str, background: int) -> tuple[Any, tuple[int, int]]:
+def upright(image: Picture, name: str, mode: str, background: int) -> tuple[Image, tuple[int, int]]:
     """A picture as a `PIL.Image.Image`, turned, opaque, with 8 bits a channel.
 
     Args:
@@ -70,12 +75,14 @@ def upright(image: Any, name: str, mode: str, background: int) -> tuple[Any, tup
     return (flat if turn is None else flat.transpose(pillow.Image.Transpose[turn])), size
 
 
-def upright_size(image: Any, name: str) -> tuple[int, int]:
+def upright_size(image: Picture, name: str) -> tuple[int, int]:
     """Height and width of a picture, turned."""
     return _decode(import_pillow(), image, name)[1]
 
 
-def _decode(pillow: Any, image: Any, name: str) -> tuple[Any, tuple[int, int], str | None]:
+def _decode(
+    pillow: ModuleType, image: Picture, name: str
+) -> tuple[Image, tuple[int, int], str | None]:
     """A picture as Pillow decodes it, its height and width when turned, and the turn it needs."""
     if isinstance(image, np.ndarray):
         known = image.ndim == 2 or (image.ndim == 3 and image.shape[-1] in (1, 3, 4))
@@ -86,7 +93,7 @@ def _decode(pillow: Any, image: Any, name: str) -> tuple[Any, tuple[int, int], s
             )
         array = image[..., 0] if image.shape[2:] == (1,) else image
         return pillow.Image.fromarray(array), (image.shape[0], image.shape[1]), None
-    source: Any
+    source: IO[bytes] | None
     if isinstance(image, pillow.Image.Image):
         source = None
     elif isinstance(image, str | os.PathLike):
@@ -102,7 +109,7 @@ def _decode(pillow: Any, image: Any, name: str) -> tuple[Any, tuple[int, int], s
         )
     with contextlib.nullcontext() if source is None else source:
         try:
-            opened = image if source is None else _open(pillow, source)
+            opened = cast("Image", image) if source is None else _open(pillow, source)
             width, height = opened.size
             reduced = source is not None and _is_reduced(pillow, opened)
             opened.load()
@@ -132,7 +139,7 @@ def _decode(pillow: Any, image: Any, name: str) -> tuple[Any, tuple[int, int], s
     return opened, size, _TURNS.get(orientation)
 
 
-def _open(pillow: Any, source: IO[bytes]) -> Any:
+def _open(pillow: ModuleType, source: IO[bytes]) -> Image:
     """A file with its header read."""
     start = source.read(3)
     source.seek(0)
@@ -144,7 +151,7 @@ def _open(pillow: Any, source: IO[bytes]) -> Any:
     return pillow.Image.open(source, formats=[x for x in FORMATS if x in pillow.Image.OPEN])
 
 
-def _is_reduced(pillow: Any, opened: Any) -> bool:
+def _is_reduced(pillow: ModuleType, opened: Image) -> bool:
     """Whether the decoder makes a smaller picture; raises for a picture with too many pixels."""
     limit, (width, height) = pillow.Image.MAX_IMAGE_PIXELS, opened.size
     pixels = width * height
@@ -164,7 +171,7 @@ def _is_reduced(pillow: Any, opened: Any) -> bool:
     )
 
 
-def _flat(pillow: Any, image: Any, name: str, mode: str, background: int) -> Any:
+def _flat(pillow: ModuleType, image: Image, name: str, mode: str, background: int) -> Image:
     """A picture in 8 bits, without transparency, grey ("L") or RGB."""
     # Pillow scales the 16 bits of a .pgm file and stores them in 32.
     deep = image.mode in _DEEP or (image.mode == "I" and image.format == "PPM")
@@ -191,7 +198,7 @@ def _flat(pillow: Any, image: Any, name: str, mode: str, background: int) -> Any
     return flat
 
 
-def _orientation(image: Any) -> int:
+def _orientation(image: Image) -> int:
     """The EXIF orientation, 1 to 8; 1 without EXIF data, or with damaged ones."""
     try:
         found = image.getexif().get(_ORIENTATION, 1)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from keras_tfm.runtime.media.decoded_picture import import_pillow, upright, upright_size
+from keras_tfm.runtime.media.decoded_picture import Picture, import_pillow, upright, upright_size
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+Pictures = Picture | Sequence[Picture]
 # Pillow's filters by name; `Resampling` has the same names in capitals.
 FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")
 FIT = "fit"
@@ -98,7 +103,7 @@ class ImageProcessor:
         ):
             raise ValueError(f"resize must be at least size {self.size}, got {self.resize!r}")
 
-    def __call__(self, images: Any) -> np.ndarray:
+    def __call__(self, images: Pictures) -> np.ndarray:
         """The pixels of pictures: (B, H, W, C), uint8.
 
         Args:
@@ -115,7 +120,7 @@ class ImageProcessor:
         """
         return self.with_sizes(images)[0]
 
-    def with_sizes(self, images: Any) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    def with_sizes(self, images: Pictures) -> tuple[np.ndarray, list[tuple[int, int]]]:
         """The pixels of pictures, and the upright (height, width) of each as `to_picture` needs."""
         pillow = import_pillow()
         pictures = _pictures(images)
@@ -123,7 +128,7 @@ class ImageProcessor:
         found = [self._pixels(pillow, x, name) for x, name in zip(pictures, names, strict=True)]
         return np.stack([pixels for pixels, _ in found]), [size for _, size in found]
 
-    def to_picture(self, boxes: Any, size: tuple[int, int]) -> np.ndarray:
+    def to_picture(self, boxes: npt.ArrayLike, size: tuple[int, int]) -> np.ndarray:
         """Boxes in a model's input as boxes in the original picture, clipped to it.
 
         Args:
@@ -166,7 +171,9 @@ class ImageProcessor:
             return 0, 0
         return (width - self.size[1]) // 2, (height - self.size[0]) // 2
 
-    def _pixels(self, pillow: Any, image: Any, name: str) -> tuple[np.ndarray, tuple[int, int]]:
+    def _pixels(
+        self, pillow: ModuleType, image: Picture, name: str
+    ) -> tuple[np.ndarray, tuple[int, int]]:
         """One picture as (H, W, C), uint8, and the height and width that it had."""
         mode = "L" if self.channels == 1 else "RGB"
         flat, size = upright(image, name, mode, self.background)
@@ -188,18 +195,18 @@ class ImageProcessor:
         return pixels.reshape(*self.size, self.channels), size
 
 
-def open_upright(image: Any, background: int = 255) -> Any:
+def open_upright(image: Picture, background: int = 255) -> Image:
     """A picture as an RGB `PIL.Image.Image`, turned and opaque, as it is before it is resized."""
     return upright(image, _name(image, 1, 1), "RGB", background)[0]
 
 
-def open_size(image: Any) -> tuple[int, int]:
+def open_size(image: Picture) -> tuple[int, int]:
     """Height and width of a picture, after its orientation; arguments as one picture."""
     (picture,) = _pictures(image)
     return upright_size(picture, _name(picture, 1, 1))
 
 
-def _pair(name: str, value: Any) -> tuple[int, int]:
+def _pair(name: str, value: Sequence[int]) -> tuple[int, int]:
     ints = isinstance(value, Sequence) and all(type(x) is int for x in value)
     if not ints or len(value) != 2:
         raise TypeError(f"{name} must be a height and a width in pixels, got {value!r}")
@@ -208,25 +215,25 @@ def _pair(name: str, value: Any) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def _pictures(images: Any) -> Sequence[Any]:
+def _pictures(images: Pictures) -> Sequence[Picture]:
     """A list of pictures from one or several."""
     if isinstance(images, np.ndarray):
         images = list(images) if images.ndim == 4 else [images]
     if not isinstance(images, list | tuple):
-        return [images]
+        return [cast("Picture", images)]
     if not images:
         raise ValueError("expected at least one picture, got none")
     return images
 
 
-def _name(image: Any, place: int, count: int) -> str:
+def _name(image: Picture, place: int, count: int) -> str:
     """A picture in an error message."""
     if isinstance(image, str | os.PathLike):
         return str(image)
     return "the picture" if count == 1 else f"picture {place} of {count}"
 
 
-def _resize(pillow: Any, image: Any, width: int, height: int, resample: str) -> Any:
+def _resize(pillow: ModuleType, image: Image, width: int, height: int, resample: str) -> Image:
     """A picture of another size, equal with every version of Pillow.
 
     Pillow resizes rows and columns in turn and rounds between them. Version 13 begins with the

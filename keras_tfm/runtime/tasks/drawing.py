@@ -1,6 +1,6 @@
 """Text in, pictures out: a file of DALL-E and the decoder of its discrete VAE."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -43,19 +43,18 @@ class Drawing(NamedTuple):
 
 def draw(
     file: LoadedFile,
-    texts: Any,
+    texts: str | Sequence[str],
     candidates: int,
     judge: LoadedFile | None,
     guidance: float,
     sampler: Sampler | None,
-) -> list[Any]:
+) -> list[Drawing] | list[list[Drawing]]:
     """See `Model.draw`."""
     pillow = import_pillow()
     if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
         raise ValueError(f"candidates must be an integer of at least 1, got {candidates!r}")
     painter, decoder = _part(file, PAINTER), _part(file, DECODER)
-    single = isinstance(texts, str)
-    several = [texts] if single else list(texts)
+    several = [texts] if isinstance(texts, str) else list(texts)
     prompts = _prompts(painter, several)
     rows = np.repeat(prompts, candidates, axis=0)
     codes = _paint(painter, rows, guidance, sampler or Sampler())
@@ -73,7 +72,7 @@ def draw(
         judge = file
     if judge is not None:
         groups = _rank(judge, several, groups)
-    return groups[0] if single else groups
+    return groups[0] if isinstance(texts, str) else groups
 
 
 def holds(file: LoadedFile, *families: str) -> bool:
@@ -108,7 +107,7 @@ def _sizes(painter: LoadedFile) -> tuple[int, int, int]:
     return length, text, image
 
 
-def _prompts(painter: LoadedFile, texts: list[Any]) -> np.ndarray:
+def _prompts(painter: LoadedFile, texts: Sequence[str]) -> np.ndarray:
     """The texts as prompts (B, N), padded with a padding token for each position."""
     length, size, _ = _sizes(painter)
     if not texts:
@@ -198,7 +197,9 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     return result
 
 
-def _rank(judge: LoadedFile, texts: list[str], groups: list[list[Drawing]]) -> list[list[Drawing]]:
+def _rank(
+    judge: LoadedFile, texts: Sequence[str], groups: list[list[Drawing]]
+) -> list[list[Drawing]]:
     """The pictures of each text with their scores, the best first."""
     words = embed_text(judge, texts)
     result = []

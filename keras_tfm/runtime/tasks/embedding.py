@@ -1,17 +1,17 @@
 """Embeddings of texts and pictures: one vector each, for search and zero-shot classification."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.manifest import Head, Predict, of_role
+from keras_tfm.runtime.media.image_processor import Pictures
 from keras_tfm.runtime.tasks.pictures import are_several, as_pixels
 from keras_tfm.runtime.tasks.text import rows_of_texts
 
 
-def embed(file: LoadedFile, texts: Any, prompt: str | None) -> np.ndarray:
+def embed(file: LoadedFile, texts: str | Sequence[str], prompt: str | None) -> np.ndarray:
     """See `Model.embed`."""
     head = head_of(file)
     if head is None or not embeds_sentences(file):
@@ -22,7 +22,7 @@ def embed(file: LoadedFile, texts: Any, prompt: str | None) -> np.ndarray:
     return _embed_texts(file, texts, _prompt_text(file, head, prompt))
 
 
-def embed_text(file: LoadedFile, texts: Any) -> np.ndarray:
+def embed_text(file: LoadedFile, texts: str | Sequence[str]) -> np.ndarray:
     """See `Model.embed_text`."""
     found = _only(file, "a tokenizer", [x for x in file.models.values() if x.manifest.tokenizers])
     head = head_of(found)
@@ -33,7 +33,7 @@ def embed_text(file: LoadedFile, texts: Any) -> np.ndarray:
     return _embed_texts(found, texts, prefix)
 
 
-def embed_image(file: LoadedFile, images: Any) -> np.ndarray:
+def embed_image(file: LoadedFile, images: Pictures) -> np.ndarray:
     """See `Model.embed_image`."""
     found = _only(
         file, "an image processor", [x for x in file.models.values() if x.manifest.images]
@@ -83,12 +83,11 @@ def _output(file: LoadedFile) -> str:
     )
 
 
-def _embed_texts(file: LoadedFile, texts: Any, prefix: str) -> np.ndarray:
+def _embed_texts(file: LoadedFile, texts: str | Sequence[str], prefix: str) -> np.ndarray:
     """The vectors of texts, each in the shortest exported length that fits."""
-    single = isinstance(texts, str)
-    if single:
-        texts = [texts]
-    elif not isinstance(texts, list | tuple) or not all(isinstance(x, str) for x in texts):
+    if isinstance(texts, str):
+        return _embed_texts(file, [texts], prefix)[0]
+    if not isinstance(texts, list | tuple) or not all(isinstance(x, str) for x in texts):
         raise TypeError(f"expected a text (str) or a list of texts, got {type(texts).__name__}")
     inputs = rows_of_texts(file, [prefix + text for text in texts])
     # Grouped by exported length, so that one long text does not make all rows long.
@@ -104,7 +103,7 @@ def _embed_texts(file: LoadedFile, texts: Any, prefix: str) -> np.ndarray:
         found = file.run(signature, part)[output]
         for i, vector in zip(members, found, strict=True):
             vectors[i] = vector
-    return vectors[0] if single else np.stack([vectors[i] for i in range(len(texts))])
+    return np.stack([vectors[i] for i in range(len(texts))])
 
 
 def _prompt_text(file: LoadedFile, head: Head, prompt: str | None) -> str:

@@ -1,13 +1,18 @@
 """Pictures in, pixels, boxes or captions out."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
 
+from keras_tfm.runtime.checked_inputs import Values
 from keras_tfm.runtime.loaded_file import LoadedFile
-from keras_tfm.runtime.media.image_processor import ImageProcessor
+from keras_tfm.runtime.media.decoded_picture import Picture
+from keras_tfm.runtime.media.image_processor import ImageProcessor, Pictures
 from keras_tfm.runtime.tasks.text import answers, target_of
+
+# Pictures for the first input that takes them, or by name, beside arrays for other inputs.
+PicturesByInput = Pictures | Mapping[str, Pictures | Values]
 
 
 class Detection(NamedTuple):
@@ -30,14 +35,13 @@ class Detection(NamedTuple):
     box: tuple[float, float, float, float]
 
 
-def as_pixels(file: LoadedFile, images: Any) -> dict[str, Any]:
+def as_pixels(file: LoadedFile, images: PicturesByInput) -> dict[str, Values]:
     """The inputs with pictures as the pixels of the file's image processors."""
     processors = _processors(file)
-    if not isinstance(images, dict):
-        images = {next(iter(processors)): images}
+    by_name = images if isinstance(images, Mapping) else {next(iter(processors)): images}
     return {
-        name: processors[name](value) if name in processors else value
-        for name, value in images.items()
+        name: processors[name](cast("Pictures", x)) if name in processors else cast("Values", x)
+        for name, x in by_name.items()
     }
 
 
@@ -49,13 +53,13 @@ def _processors(file: LoadedFile) -> dict[str, ImageProcessor]:
     return file.manifest.images
 
 
-def are_several(images: Any) -> bool:
+def are_several(images: object) -> bool:
     """Whether a caller gave several pictures, and not one."""
     return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
 
 
 def detect(
-    file: LoadedFile, image: Any, threshold: float, labels: Sequence[str] | None
+    file: LoadedFile, image: Picture, threshold: float, labels: Sequence[str] | None
 ) -> list[Detection]:
     """See `Model.detect`. `labels`: the names of the classes."""
     if not 0 <= threshold <= 1:
@@ -83,15 +87,15 @@ def detect(
     return sorted(found, key=lambda x: -x.probability)
 
 
-def caption(file: LoadedFile, images: Any, prompt: Sequence[int] | None) -> str | list[str]:
+def caption(file: LoadedFile, images: Pictures, prompt: Sequence[int] | None) -> str | list[str]:
     """See `Model.caption`."""
-    if isinstance(images, dict):
+    if isinstance(images, Mapping):
         raise TypeError("expected a picture or a list of them, got a dictionary")
     inputs = as_pixels(file, images)
     target = target_of(file)
     (pixels,) = inputs.values()
     if prompt is not None:
-        inputs[target] = [list(prompt)] * len(pixels)
+        inputs[target] = [list(prompt)] * len(np.asarray(pixels))
     texts = answers(file, inputs)
     return texts if are_several(images) else texts[0]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ def write(path: str | Path, sha256: str, tokens: list[int], owed: int | None, st
         owed: int, as of `GivenText`; None if all of their text was given.
         steps: their KV caches.
     """
-    arrays: dict[str, Any] = {
+    arrays: dict[str, np.ndarray] = {
         "version": np.array(_VERSION),
         "sha256": np.array(sha256),
         "tokens": np.array(tokens, "int32"),
@@ -35,7 +34,7 @@ def write(path: str | Path, sha256: str, tokens: list[int], owed: int | None, st
         **{_KNOWN + key: x for key, x in steps.known.items()},
     }
     with replacement(path) as new, new.open("xb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def read(

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from keras_tfm.runtime.checked_inputs import integer_rows, prompt_input
+from keras_tfm.runtime.checked_inputs import Inputs, integer_rows, prompt_input
 from keras_tfm.runtime.decoding.host_loop import checked_tokens, decode_of, known_of_row
 from keras_tfm.runtime.decoding.sampling import Choose, Sampler, chooser
 from keras_tfm.runtime.decoding.steps import Steps
@@ -23,6 +23,8 @@ from keras_tfm.runtime.tasks.session_text import GivenText, Run, checked_stops
 from keras_tfm.runtime.tasks.text import tokenizer_of
 from keras_tfm.runtime.tokenizers.constraints import Constraint, begin
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, prompt_ids
+
+Value = TypeVar("Value")
 
 
 class Reply(NamedTuple):
@@ -78,7 +80,9 @@ class Session:
     (True, True)
     """
 
-    def __init__(self, file: LoadedFile, inputs: Any = None, restore: str | Path | None = None):
+    def __init__(
+        self, file: LoadedFile, inputs: Inputs | None = None, restore: str | Path | None = None
+    ):
         self._file, self._decode = file, decode_of(file)
         self._lock = threading.Lock()
         self._number = -1  # that of `file.cache_user` while LiteRT's buffers are this session's
@@ -287,7 +291,7 @@ class Session:
         del self._tokens[length:]
         self._steps.rewind(min(self._steps.position, length))
 
-    def _exclusively(self, values: Generator[Any]) -> Iterator[Any]:
+    def _exclusively(self, values: Generator[Value]) -> Iterator[Value]:
         """The values of a generator, each computed while this thread alone uses the session."""
         while True:
             with self._use():
@@ -352,7 +356,7 @@ class Session:
         new = self._generate(run, choose, constraint)
         return self._given.stream(self._tokens, new, tokenizer, run, stops, self._rewind)
 
-    def _ids(self, text: Any) -> list[int]:
+    def _ids(self, text: str | Sequence[int] | np.ndarray) -> list[int]:
         """The ids of a text or of ids, checked."""
         expected, target = prompt_input(self._decode), self._decode.target
         if not isinstance(text, str):

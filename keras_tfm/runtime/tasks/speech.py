@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from keras_tfm.runtime.checked_inputs import check_duration, samples_of
+from keras_tfm.runtime.checked_inputs import Values, check_duration, samples_of
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.media.wav import read_wav, resample, resampled_length
 from keras_tfm.runtime.tasks.text import answers, target_of
 
+# The path or the bytes of a WAV file, or samples.
+Audio = str | Path | bytes | bytearray | npt.ArrayLike
 # In Hz. Recorders of ultrasound reach 1 MHz; a header with more is damaged.
 LARGEST_RATE = 10_000_000
 
@@ -22,24 +24,24 @@ def sample_rates(file: LoadedFile) -> dict[str, int]:
 
 
 def transcribe(
-    file: LoadedFile, audio: Any, sample_rate: int | None, prompt: Sequence[int] | None
+    file: LoadedFile, audio: Audio, sample_rate: int | None, prompt: Sequence[int] | None
 ) -> str:
     """See `Model.transcribe`."""
     name, samples = as_samples(file, audio, sample_rate)
-    inputs: dict[str, Any] = {name: samples[np.newaxis]}
+    inputs: dict[str, Values] = {name: samples[np.newaxis]}
     if prompt is not None:
         inputs[target_of(file)] = [list(prompt)]
     (text,) = answers(file, inputs)
     return text
 
 
-def predict_audio(file: LoadedFile, audio: Any, sample_rate: int | None) -> dict[str, np.ndarray]:
+def predict_audio(file: LoadedFile, audio: Audio, sample_rate: int | None) -> dict[str, np.ndarray]:
     """See `Model.predict_audio`."""
     name, samples = as_samples(file, audio, sample_rate)
     return file.predict({name: samples[np.newaxis]})
 
 
-def as_samples(file: LoadedFile, audio: Any, sample_rate: int | None) -> tuple[str, np.ndarray]:
+def as_samples(file: LoadedFile, audio: Audio, sample_rate: int | None) -> tuple[str, np.ndarray]:
     """The name of the input of audio, and the samples (samples,) at its rate, float32."""
     file.check_single()
     rates = sample_rates(file)

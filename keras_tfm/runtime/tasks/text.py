@@ -8,12 +8,12 @@ file's start token is put first unless the tokenizer did so.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_tfm.runtime.checked_inputs import prompt_input
+from keras_tfm.runtime.checked_inputs import Values, prompt_input
 from keras_tfm.runtime.decoding import host_loop
 from keras_tfm.runtime.decoding.drafts import Draft
 from keras_tfm.runtime.decoding.generate import generate
@@ -46,6 +46,10 @@ from keras_tfm.runtime.tokenizers.tokenizer import (
     without_start,
 )
 
+# Texts for the first input with a tokenizer, or by name, beside arrays for other inputs; for a full
+# pass also pairs of texts.
+Texts = str | Sequence[str | Sequence[str]] | Mapping[str, Values | Sequence[Sequence[str]]]
+
 
 class Hypothesis(NamedTuple):
     """One text of a beam search.
@@ -59,22 +63,26 @@ class Hypothesis(NamedTuple):
     score: float
 
 
-def generate_text(file: LoadedFile, texts: Any) -> Any:
+# What is written for one text: the best text, or from a beam search several.
+Answer = str | list[Hypothesis]
+
+
+def generate_text(file: LoadedFile, texts: Texts) -> Answer | list[Answer]:
     """See `Model.generate_text`."""
     request = _Generation(file, texts)
     result = _generate(file, request)
     return result[0] if request.single else result
 
 
-def answers(file: LoadedFile, inputs: dict[str, Any]) -> list[str]:
+def answers(file: LoadedFile, inputs: Mapping[str, Values]) -> list[str]:
     """The best text for each row, without its prompt; `inputs` as for `generate_text`."""
     found = _generate(file, _Generation(file, inputs, with_prompt=False))
     return [x if isinstance(x, str) else x[0].text for x in found]
 
 
-def _generate(file: LoadedFile, request: _Generation) -> list[str | list[Hypothesis]]:
+def _generate(file: LoadedFile, request: _Generation) -> list[Answer]:
     generated = generate(file, request.inputs)
-    result: list[str | list[Hypothesis]] = []
+    result: list[Answer] = []
     for i, rows in enumerate(generated.tokens):
         if rows.ndim == 1:
             result.append(request.text(i, rows))
@@ -85,7 +93,7 @@ def _generate(file: LoadedFile, request: _Generation) -> list[str | list[Hypothe
     return result
 
 
-def predict_text(file: LoadedFile, texts: Any) -> dict[str, np.ndarray]:
+def predict_text(file: LoadedFile, texts: Texts) -> dict[str, np.ndarray]:
     """See `Model.predict_text`."""
     expected = _inputs(file, Predict)
     values = _by_name(file, texts, expected, pairs=True)
@@ -106,7 +114,7 @@ def rows_of_texts(file: LoadedFile, texts: list[str]) -> dict[str, list[list[int
 
 def stream_text(
     file: LoadedFile,
-    text: Any,
+    text: Texts,
     choose: Choose | Sampler | None = None,
     draft: Draft | None = None,
 ) -> Iterator[str]:
@@ -210,7 +218,7 @@ class _Generation:
     """Converts texts to ids for `generate` and `stream`, and tokens back to texts."""
 
     def __init__(
-        self, file: LoadedFile, texts: Any, on_host: bool = False, with_prompt: bool = True
+        self, file: LoadedFile, texts: Texts, on_host: bool = False, with_prompt: bool = True
     ):
         on_host = on_host or not of_role(file.signatures, Generate)
         role: type[Stepped] = Decode if on_host else Generate
@@ -273,16 +281,16 @@ def _inputs(file: LoadedFile, role: type[Signature]) -> dict[str, Input]:
 
 def _by_name(
     file: LoadedFile,
-    texts: Any,
+    texts: Texts,
     expected: dict[str, Input],
     target: str | None = None,
     pairs: bool = False,
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """`texts` by input; bare texts are for the first input that has a tokenizer.
 
     The stepped input comes last, since a text for it is a prompt.
     """
-    if isinstance(texts, dict):
+    if isinstance(texts, Mapping):
         return texts
     if not (is_text(texts) or (pairs and is_pairs(texts))):
         also = " or of pairs of texts" if pairs else ""

@@ -10,7 +10,7 @@ Example:
 (True, True)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,11 @@ from keras_tfm.runtime.decoding.trailing_padding import with_real_pads
 from keras_tfm.runtime.manifest.manifest import Input
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, excerpt
 
+# A text, or a pair of texts.
+Pair = str | Sequence[str]
 
-def is_text(x: Any) -> bool:
+
+def is_text(x: object) -> bool:
     """Whether `x` is a text or a sequence of texts."""
     if isinstance(x, np.ndarray) and x.ndim == 0:
         return False
@@ -29,7 +32,7 @@ def is_text(x: Any) -> bool:
     return isinstance(x, str)
 
 
-def is_pairs(x: Any) -> bool:
+def is_pairs(x: object) -> bool:
     """Whether `x` is a sequence of texts and pairs of texts, with at least one pair."""
     if not isinstance(x, (list, tuple)):
         return False
@@ -39,7 +42,7 @@ def is_pairs(x: Any) -> bool:
     )
 
 
-def kind_of(x: Any) -> str:
+def kind_of(x: object) -> str:
     """The type of a value, for an error."""
     name = type(x).__name__
     if isinstance(x, np.ndarray):
@@ -50,7 +53,7 @@ def kind_of(x: Any) -> str:
 
 
 def typed_rows(
-    name: str, texts: Any, tokenizer: Tokenizer, expected: dict[str, Input]
+    name: str, texts: str | Sequence[Pair], tokenizer: Tokenizer, expected: dict[str, Input]
 ) -> dict[str, list[list[int]]]:
     """The ids of texts or pairs, their segments, and 1 for each id, for the inputs that take them.
 
@@ -62,7 +65,7 @@ def typed_rows(
     """
     segments: list[list[int]] = []
 
-    def encode(text: Any) -> list[int]:
+    def encode(text: Pair) -> list[int]:
         ids, types = tokenizer.encode_typed(text)
         segments.append(types)
         return ids
@@ -78,7 +81,10 @@ def typed_rows(
 
 
 def ids_of(
-    name: str, texts: Any, encode: Callable[[Any], list[int]], expected: Input | None
+    name: str,
+    texts: str | Sequence[Pair],
+    encode: Callable[[Any], list[int]],
+    expected: Input | None,
 ) -> list[list[int]]:
     """The ids of each text, in which the padding id is a token, too."""
     rows = rows_of(name, texts, encode, expected)
@@ -89,7 +95,10 @@ def ids_of(
 
 
 def rows_of(
-    name: str, texts: Any, encode: Callable[[Any], list[int]], expected: Input | None
+    name: str,
+    texts: str | Sequence[Pair],
+    encode: Callable[[Any], list[int]],
+    expected: Input | None,
 ) -> list[list[int]]:
     """The ids of each text, never truncated."""
     texts = [texts] if isinstance(texts, str) else texts

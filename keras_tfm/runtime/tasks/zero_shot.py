@@ -1,11 +1,12 @@
 """Classification of pictures by the words for their classes, with a model such as CLIP."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from keras_tfm.runtime.loaded_file import LoadedFile
+from keras_tfm.runtime.media.image_processor import Pictures
 from keras_tfm.runtime.tasks.embedding import embed_image, embed_text, head_of
 from keras_tfm.runtime.tasks.pictures import softmax
 
@@ -78,7 +79,7 @@ class ZeroShotClassifier:
         self.vectors: np.ndarray = _unit(vectors.mean(0)).astype("float32")
         self._file = file
 
-    def __call__(self, images: Any) -> Any:
+    def __call__(self, images: Pictures) -> list[Classification] | list[list[Classification]]:
         """The classes of a picture, the most probable first; or a list of them for each of several.
 
         Args:
@@ -90,7 +91,7 @@ class ZeroShotClassifier:
         found = self.probabilities(images)
         return self._rank(found) if found.ndim == 1 else [self._rank(row) for row in found]
 
-    def probabilities(self, images: Any) -> np.ndarray:
+    def probabilities(self, images: Pictures) -> np.ndarray:
         """The probabilities (B, C) in the order of `labels`, float64; (C,) for a single picture."""
         vectors = embed_image(self._file, images)
         if vectors.shape[-1] != self.vectors.shape[-1]:

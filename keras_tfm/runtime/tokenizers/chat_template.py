@@ -1,6 +1,6 @@
 """A chat template as strings around the messages, which any device can join without Jinja."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 # The errors; the Jinja program of a .litertlm file has the same.
@@ -12,6 +12,9 @@ NO_SYSTEM = "the model's chat template has no system message, got one"
 CONTENT = "the content of a message must be a text, or a list of parts of the type text"
 # What a message may have besides a text, and no template of strings can write.
 UNSUPPORTED = ("tool_calls", "function_call", "images", "videos", "audio")
+
+# A role and a content, as in transformers.
+Message = Mapping[str, Any]
 
 
 class ChatTemplate(NamedTuple):
@@ -59,7 +62,7 @@ class ChatTemplate(NamedTuple):
         """
         return f"{self.next}{_text(text)}{self.answer}"
 
-    def prompt(self, messages: str | Sequence[dict[str, Any]]) -> str:
+    def prompt(self, messages: str | Sequence[Message]) -> str:
         """The text that the model continues with its answer.
 
         Args:
@@ -88,7 +91,7 @@ class ChatTemplate(NamedTuple):
         return begin + "".join(x + y for x, y in zip(texts, between, strict=True))
 
 
-def _content(message: Any) -> str:
+def _content(message: object) -> str:
     if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
         raise TypeError(f"a message must be a dictionary with role and content, got {message!r}")
     for key in UNSUPPORTED:
@@ -102,14 +105,14 @@ def _content(message: Any) -> str:
     return "".join(map(_part, content))
 
 
-def _part(part: Any) -> str:
+def _part(part: object) -> str:
     if not isinstance(part, dict) or part.get("type") != "text":
         kind = part.get("type") if isinstance(part, dict) else part
         raise TypeError(f"{CONTENT}, got a part of the type {kind!r}")
     return _text(part.get("text"))
 
 
-def _text(text: Any) -> str:
+def _text(text: object) -> str:
     if not isinstance(text, str):
         raise TypeError(f"expected a text (str), got {type(text).__name__}")
     return text
