@@ -1,14 +1,21 @@
 """What a folder of transformers or sentence-transformers says about the export of its model."""
 
+from __future__ import annotations
+
 import inspect
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_tfm.cli.console import messages
 from keras_tfm.cli.image_options import channels_of, processor_of
 
+if TYPE_CHECKING:
+    import keras
+
+# Arguments of an export, of a builder, or fields of a configuration, by name.
+Arguments = dict[str, Any]
 # The most tokens of a chat or a continued text, of a generated target, and of a text that is read,
 # unless the options say otherwise: a folder's own limit may be 131,072.
 CONVERSATION, TARGET, SOURCE = 1024, 128, 512
@@ -23,7 +30,7 @@ def load_folder(
     architecture: str | None = None,
     segments: bool | None = None,
     image_size: tuple[int, int] | None = None,
-) -> Any:
+) -> keras.Model:
     """The model of a folder.
 
     Args:
@@ -43,7 +50,7 @@ def load_folder(
     config = Config(folder)
     family = FAMILIES.get(str(config.fields.get("model_type")))
     known = () if family is None else inspect.signature(family.builder).parameters
-    options: dict[str, Any] = {}
+    options: Arguments = {}
     if segments is None:
         names = [architecture] if architecture else config.fields.get("architectures")
         segments = not isinstance(names, list) or any(str(x).endswith(_OF_PAIRS) for x in names)
@@ -58,17 +65,17 @@ def load_folder(
 class _Taken:
     """Arguments by name, and what was taken, in the words of the options."""
 
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: Arguments = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def take(self, name: str, value: Any, note: str) -> None:
+    def take(self, name: str, value: object, note: str) -> None:
         self.arguments[name] = value
         self.notes.append(note)
 
 
 def folder_arguments(
-    folder: Path, model: Any, given: dict[str, Any], is_litertlm: bool
-) -> dict[str, Any]:
+    folder: Path, model: keras.Model, given: Arguments, is_litertlm: bool
+) -> Arguments:
     """The arguments of an export that a folder and its model tell; prints them as options.
 
     Args:
@@ -83,7 +90,7 @@ def folder_arguments(
     made = _Taken()
     open_ = {name for name, value in given.items() if value is None}
     texts = _inputs_of_text(model)
-    own: dict[str, Any] = getattr(model, "arguments", None) or {}
+    own: Arguments = getattr(model, "arguments", None) or {}
     head = getattr(model, "head", None)
     writes = head is not None and head.kind == "language_model"
     ids = _ids(folder, own)
@@ -110,7 +117,7 @@ def folder_arguments(
     return made.arguments
 
 
-def _inputs_of_text(model: Any) -> list[str]:
+def _inputs_of_text(model: keras.Model) -> list[str]:
     """The inputs of ids that a tokenizer writes: not the segments of BERT."""
     from keras_tfm.generation.interface import interface_of
 
@@ -118,7 +125,7 @@ def _inputs_of_text(model: Any) -> list[str]:
     return [name for name, x in inputs.items() if x.takes_ids and name != "segments"]
 
 
-def _signatures(model: Any, given: dict[str, Any]) -> list[str]:
+def _signatures(model: keras.Model, given: Arguments) -> list[str]:
     """Those for chats and generated texts: a decoder's, or an encoder-decoder's."""
     from keras_tfm.generation.interface import interface_of
 
@@ -127,7 +134,7 @@ def _signatures(model: Any, given: dict[str, Any]) -> list[str]:
     return ["encode", "decode"] if given["accelerator"] == "gpu" else ["generate"]
 
 
-def _ids(folder: Path, own: dict[str, Any]) -> dict[str, Any]:
+def _ids(folder: Path, own: Arguments) -> Arguments:
     """Special ids: those of `generation_config.json`, then of the model, then of `config.json`."""
     from keras_tfm.checkpoints.config import Config
 
@@ -153,7 +160,7 @@ def _take_tokenizers(
     except FileNotFoundError:
         made.notes.append("no tokenizer, which it lacks: the file takes ids")
         return
-    value: Any = dict.fromkeys(texts, tokenizer)
+    value: Arguments = dict.fromkeys(texts, tokenizer)
     if "target" in value and "detokenizer" in open_ and (folder / "target.spm").is_file():
         value["target"] = checkpoints.load_tokenizer(folder, target=True)
     made.take("tokenizer", tokenizer if len(texts) == 1 and writes else value, "its tokenizer")
@@ -172,7 +179,7 @@ def _take_template(made: _Taken, folder: Path) -> None:
     made.take("chat_template", template, "its chat template")
 
 
-def _take_images(made: _Taken, folder: Path, model: Any) -> None:
+def _take_images(made: _Taken, folder: Path, model: keras.Model) -> None:
     from keras_tfm.checkpoints.image_settings import FILE
     from keras_tfm.generation.interface import interface_of
 
@@ -188,7 +195,7 @@ def _take_images(made: _Taken, folder: Path, model: Any) -> None:
     made.take("images", processor, f"the rule for pictures in {FILE}")
 
 
-def _take_end(made: _Taken, ids: dict[str, Any], model: Any, open_: set[str]) -> None:
+def _take_end(made: _Taken, ids: Arguments, model: keras.Model, open_: set[str]) -> None:
     if "end_id" not in open_ or ids.get("eos_token_id") is None:
         return
     value = ids["eos_token_id"]
@@ -200,7 +207,7 @@ def _take_end(made: _Taken, ids: dict[str, Any], model: Any, open_: set[str]) ->
     made.take("end_id", several, f"--end {','.join(map(str, several))}")
 
 
-def _take_start(made: _Taken, ids: dict[str, Any], open_: set[str]) -> None:
+def _take_start(made: _Taken, ids: Arguments, open_: set[str]) -> None:
     """The token that LiteRT-LM puts before the first text: the one of the tokenizer or template."""
     tokenizer, template = (made.arguments.get(x) for x in ("tokenizer", "chat_template"))
     if "start_id" not in open_ or tokenizer is None:
@@ -218,11 +225,11 @@ def _take_start(made: _Taken, ids: dict[str, Any], open_: set[str]) -> None:
 
 def _take_generation(
     made: _Taken,
-    ids: dict[str, Any],
-    own: dict[str, Any],
-    model: Any,
+    ids: Arguments,
+    own: Arguments,
+    model: keras.Model,
     roles: list[str],
-    given: dict[str, Any],
+    given: Arguments,
     is_litertlm: bool,
 ) -> None:
     """Lengths of generated texts, start tokens and prompts."""
@@ -253,9 +260,7 @@ def _take_generation(
             made.take("start_id", start, f"--start {start}")
 
 
-def _take_transcription(
-    made: _Taken, ids: dict[str, Any], model: Any, given: dict[str, Any]
-) -> None:
+def _take_transcription(made: _Taken, ids: Arguments, model: keras.Model, given: Arguments) -> None:
     """Whisper's first tokens, and the processors with which transformers generates."""
     from keras_tfm.generation import processors
 
@@ -278,7 +283,7 @@ def _take_transcription(
     made.arguments["processors"] = processors.transcription(model)
 
 
-def _longest_text(folder: Path, own: dict[str, Any]) -> int:
+def _longest_text(folder: Path, own: Arguments) -> int:
     """The longest text that the model reads, in tokens, as far as its files say."""
     from keras_tfm.checkpoints.tensors import read_json
 
@@ -293,7 +298,7 @@ def _longest_text(folder: Path, own: dict[str, Any]) -> int:
     return min(x for x in found if isinstance(x, int) and x > 0)
 
 
-def _with_open_length(model: Any, writes: bool) -> list[str]:
+def _with_open_length(model: keras.Model, writes: bool) -> list[str]:
     """The inputs of an open length that are not stepped, and whose layers do not set it."""
     from keras_tfm.generation.interface import interface_of
 
@@ -306,7 +311,7 @@ def _with_open_length(model: Any, writes: bool) -> list[str]:
     ]
 
 
-def _source_lengths(model: Any, names: list[str], longest: int) -> list[int]:
+def _source_lengths(model: keras.Model, names: list[str], longest: int) -> list[int]:
     """Several lengths for a model that masks padding, otherwise the longest."""
     from keras_tfm.generation.interface import interface_of
 

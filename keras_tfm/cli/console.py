@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from keras_tfm.optional_package import install_command
 
@@ -91,16 +91,26 @@ def lengths_by_input(text: str | None, option: str) -> list[int] | dict[str, lis
     return result
 
 
-def refuse(options: Mapping[str, Any], reason: str) -> None:
+def refuse(options: Mapping[str, object], reason: str) -> None:
     """Refuses options, values by name, that were given for something else."""
     for name, value in options.items():
         if value is not None:
             raise typer.BadParameter(reason, param_hint=f"'--{name.replace('_', '-')}'")
 
 
-def print_result(result: Any, as_json: bool) -> None:
+class Result(Protocol):
+    """What a command prints as a text, or with `asdict` as JSON."""
+
+    def asdict(self) -> dict[str, Any]:
+        """Everything as dictionaries, lists and numbers."""
+
+
+def print_result(result: Result | str, as_json: bool) -> None:
     """Prints a report, a verification or another result to standard output."""
-    print(json.dumps(result.asdict(), indent=2) if as_json else result, flush=True)
+    text = str(result)
+    if as_json and not isinstance(result, str):
+        text = json.dumps(result.asdict(), indent=2)
+    print(text, flush=True)
 
 
 @contextmanager

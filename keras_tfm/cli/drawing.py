@@ -8,12 +8,16 @@ import unicodedata
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keras_tfm.atomic_files import replacement
 from keras_tfm.runtime import Detection
 from keras_tfm.runtime.media.decoded_picture import import_pillow
 from keras_tfm.runtime.media.image_processor import open_size, open_upright
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageFont import FreeTypeFont
 
 # Smaller pictures are enlarged, so that labels can be read.
 SMALLEST = 480
@@ -48,7 +52,7 @@ def draw_labels(picture: Path, lines: Sequence[str], output: Path, background: i
     save(image, output)
 
 
-def save(image: Any, path: Path) -> None:
+def save(image: Image, path: Path) -> None:
     """Saves a picture of Pillow; until it is complete, an earlier file stays as it was."""
     with replacement(path) as new:
         image.save(new)
@@ -66,7 +70,7 @@ def color_of(label: str) -> Color:
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
-def _canvas(picture: Path, background: int) -> tuple[Any, float]:
+def _canvas(picture: Path, background: int) -> tuple[Image, float]:
     """The picture upright in RGB, and the factor by which it is larger than in its file."""
     image = open_upright(picture, background)
     scale = max(1, -(-SMALLEST // max(image.size)))
@@ -79,7 +83,7 @@ def _canvas(picture: Path, background: int) -> tuple[Any, float]:
 class _Pen:
     """Draws on one picture, with a font and lines of its size."""
 
-    def __init__(self, image: Any, texts: Sequence[str]):
+    def __init__(self, image: Image, texts: Sequence[str]):
         self._image = image
         self._draw = importlib.import_module("PIL.ImageDraw").Draw(image)
         size = max(14, round(max(image.size) / 45))
@@ -122,7 +126,7 @@ def _overlap(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> bool
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def _font(size: int, texts: Sequence[str]) -> Any:
+def _font(size: int, texts: Sequence[str]) -> FreeTypeFont:
     """Pillow's own font, which has ASCII alone; for other texts one of the system, if it has it."""
     fonts = importlib.import_module("PIL.ImageFont")
     for name in () if all(map(str.isascii, texts)) else FONTS:

@@ -4,7 +4,9 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
+
+import numpy as np
 
 from keras_tfm import runtime
 from keras_tfm.cli import rows
@@ -117,20 +119,20 @@ def generate(
         if ids:
             generated = model.generate([_ids(text)])
             output, shown = _of_ids(generated.tokens[0], generated.scores)
-        else:
-            output = found = model.generate_text(text)
-            shown = str(found)
-            if isinstance(found, list):
-                hypotheses = [x for x in found if isinstance(x, runtime.Hypothesis)]
-                shown = "\n".join(f"{x.text}\t{x.score:.6g}" for x in hypotheses)
-                output = [x._asdict() for x in hypotheses]
-        return as_json_line(text, output) if as_json else shown
+            return as_json_line(text, output) if as_json else shown
+        found = model.generate_text(text)
+        if isinstance(found, str):
+            return as_json_line(text, found) if as_json else found
+        hypotheses = [x for x in found if isinstance(x, runtime.Hypothesis)]
+        if as_json:
+            return as_json_line(text, [x._asdict() for x in hypotheses])
+        return "\n".join(f"{x.text}\t{x.score:.6g}" for x in hypotheses)
 
     rows.run(texts, answer)
 
 
 def load(
-    file: Any,
+    file: Path,
     threads: int,
     adapter: Path | None,
     roles: tuple[str, ...],
@@ -162,7 +164,7 @@ def check_roles(model: runtime.Model, roles: tuple[str, ...]) -> None:
 
 
 def load_with_tokenizers(
-    file: Any, threads: int, adapter: Path | None, roles: tuple[str, ...], otherwise: str
+    file: Path, threads: int, adapter: Path | None, roles: tuple[str, ...], otherwise: str
 ) -> runtime.Model:
     """As `load`; raises before the first row if there is no tokenizer: every row would fail."""
     model = load(file, threads, adapter, roles)
@@ -189,9 +191,11 @@ def _ids(text: str) -> list[int]:
         raise ValueError(f"expected ids separated by commas, such as 3,4,5, got {text!r}") from None
 
 
-def _of_ids(tokens: Any, scores: Any) -> tuple[Any, str]:
+def _of_ids(
+    tokens: np.ndarray, scores: np.ndarray | None
+) -> tuple[list[int] | list[dict[str, float]], str]:
     """The output for one row (T,) or several hypotheses (n, T): for JSON, and as text."""
-    if tokens.ndim == 1:
+    if tokens.ndim == 1 or scores is None:
         return tokens.tolist(), ",".join(map(str, tokens))
     pairs = list(zip(tokens.tolist(), scores[0].tolist(), strict=True))
     lines = (f"{','.join(map(str, row))}\t{score:.6g}" for row, score in pairs)

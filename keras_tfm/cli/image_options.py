@@ -1,12 +1,17 @@
 """The options --images and --labels: rules for pictures, and names of classes."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_tfm.arguments import check_labels
 from keras_tfm.cli.console import typer
 from keras_tfm.runtime import ImageProcessor
+
+if TYPE_CHECKING:
+    import keras
 
 RULE = "HEIGHTxWIDTH[:RESIZE][:FILTER]"
 
@@ -65,7 +70,7 @@ def processor_of(rule: str, channels: int = 3) -> ImageProcessor:
         raise _bad(rule, str(error)) from None
 
 
-def channels_of(model: Any) -> int:
+def channels_of(model: keras.Model) -> int:
     """The number of channels of a Keras model's pictures: 1 or 3."""
     from keras_tfm.generation.interface import interface_of
 

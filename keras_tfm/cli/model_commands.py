@@ -5,7 +5,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from keras_tfm.cli.checkpoint_folder import folder_arguments
+import numpy as np
+
+from keras_tfm.cli.checkpoint_folder import Arguments, folder_arguments
 from keras_tfm.cli.console import (
     Accelerator,
     Adapter,
@@ -228,7 +230,7 @@ def export(
     end_id = numbers(end, "--end")
     verify_inputs, rows = _arrays(inputs, "--inputs"), None if data is None else _rows_of(data)
     if format_ is Format.litertlm:
-        others: dict[str, Any] = {
+        others: dict[str, str | Path | None] = {
             "--signatures": signatures,
             "--lengths": lengths,
             "--target": target,
@@ -261,7 +263,7 @@ def export(
         segments=segments,
         image_size=None if processor is None else processor.size,
     )
-    arguments: dict[str, Any] = {
+    arguments: Arguments = {
         "signatures": signatures and [name.strip() for name in signatures.split(",")],
         "source_length": source_length,
         "prompt_length": prompt_length,
@@ -280,7 +282,7 @@ def export(
             arguments |= folder_arguments(model, loaded, arguments, format_ is Format.litertlm)
     if arguments["default_prompt"] and arguments["prompt_length"] is None:
         arguments["prompt_length"] = len(arguments["default_prompt"])
-    common: dict[str, Any] = {
+    common: Arguments = {
         "quantization": quantize.value,
         "keep_float": keep_float or (),
         "keep_int8": keep_int8 or (),
@@ -349,12 +351,10 @@ def _tokenizer_of(path: Path | None) -> Any:
     return load_tokenizer(path)
 
 
-def _arrays(path: Path | None, option: str) -> dict[str, Any] | None:
+def _arrays(path: Path | None, option: str) -> dict[str, np.ndarray] | None:
     """The arrays of an .npz file."""
     if path is None:
         return None
-    import numpy as np
-
     if not path.is_file():
         raise FileNotFoundError(f"{option}: no such file: {path}")
     try:
@@ -367,7 +367,7 @@ def _arrays(path: Path | None, option: str) -> dict[str, Any] | None:
     return arrays
 
 
-def _rows_of(path: Path) -> list[dict[str, Any]]:
+def _rows_of(path: Path) -> list[dict[str, np.ndarray]]:
     """The rows of an .npz file one by one, for `representative_data`."""
     arrays = _arrays(path, "--data")
     assert arrays is not None

@@ -4,10 +4,13 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from keras_tfm.cli.checkpoint_folder import load_folder
 from keras_tfm.cli.console import refuse, typer, work
+
+if TYPE_CHECKING:
+    import keras
 
 ModelPath = Annotated[
     Path,
@@ -32,7 +35,7 @@ _UNKNOWN = re.compile(r"Could not locate (class|function) '([^']+)'")
 _MODULE = re.compile(r"Full object config: {'module': '([\w.]+)'")
 
 
-def load_model(path: Path, custom: list[str] | None, **options: Any) -> Any:
+def load_model(path: Path, custom: list[str] | None, **options: Any) -> "keras.Model":
     """The model of a .keras file, with the classes of --custom, or of a folder.
 
     Args:
@@ -73,7 +76,7 @@ def _missing(path: Path, kind: str, name: str, message: str) -> str:
     )
 
 
-def _custom_class(text: str) -> tuple[str, Any]:
+def _custom_class(text: str) -> tuple[str, type]:
     """The name and the class of "module:Class"; the module may be in the current folder."""
     module_name, _, name = text.partition(":")
     hint = "'--custom'"

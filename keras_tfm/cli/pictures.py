@@ -1,9 +1,9 @@
-"""`keras-tfm predict` for files that read pictures: classes, or objects with their boxes."""
+"""`keras-tfm predict` for files that read pictures: classes, objects with their boxes, captions."""
 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,9 +67,41 @@ def answerer(
     return answer
 
 
+def captioner(
+    model: runtime.Model,
+    paths: Sequence[str] | None,
+    draw: Path | None,
+    prompt: Sequence[int] | None,
+    as_json: bool,
+) -> Callable[[str], str]:
+    """What `predict` prints for the path of a picture: its caption.
+
+    With several pictures, lines begin with the path, as those of grep.
+    """
+    if not model.image_processors:
+        raise ValueError(f"{model.path} has no image processor: export it with --images")
+    if not model.tokenizers:
+        raise ValueError(f"{model.path} has no tokenizer: export it with --tokenizer")
+    several = paths is None or len(paths) != 1
+    output = None if draw is None else OutputPaths("--draw", draw, several)
+
+    def answer(path: str) -> str:
+        drawing = None if output is None else output.of_picture(path)
+        caption = model.caption(path, prompt)
+        assert isinstance(caption, str)  # one for one picture
+        shown = " ".join(caption.split())  # a caption is a line
+        if drawing is not None:
+            draw_labels(Path(path), [shown], drawing, background_of(model))
+        if as_json:
+            return as_json_line(path, caption)
+        return f"{path}\t{shown}" if several else shown
+
+    return answer
+
+
 def _objects(
     model: runtime.Model, text: str, threshold: float, drawing: Path | None
-) -> tuple[list[str], Any]:
+) -> tuple[list[str], object]:
     """A line per object: label, probability, left, top, right, bottom; and the same for JSON."""
     found = model.detect(text, threshold)
     if drawing is not None:
@@ -83,7 +115,7 @@ def _objects(
 
 def _classes(
     model: runtime.Model, text: str, top: int | None, drawing: Path | None
-) -> tuple[list[str], Any]:
+) -> tuple[list[str], object]:
     """The class with the largest value, or the `top` most probable ones."""
     outputs = {name: x[0] for name, x in model.predict_images(text).items()}
     best = _most_probable(model, outputs, top or 1) if top or drawing is not None else []
@@ -132,7 +164,7 @@ def background_of(model: runtime.Model) -> int:
     return next(iter(model.image_processors.values())).background
 
 
-def as_json_line(row: Any, output: Any) -> str:
+def as_json_line(row: object, output: object) -> str:
     """A line of JSON; NaN and infinity, which JSON lacks, raise a ValueError."""
     try:
         return json.dumps({"input": row, "output": output}, allow_nan=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from keras_tfm import runtime
-from keras_tfm.cli import captions, pictures, recordings, rows, text_to_picture
+from keras_tfm.cli import pictures, recordings, rows, text_to_picture
 from keras_tfm.cli.console import Adapter, AsJson, FilePath, app, numbers, refuse, typer
 from keras_tfm.cli.file_commands import Threads, check_roles, check_tokenizers, load
 from keras_tfm.cli.image_options import labels_of
@@ -220,7 +220,7 @@ def _writer(
     refuse(given, f"it is for classes and objects, and the file writes {what}")
     ids = numbers(prompt, "--prompt")
     if reads_pictures:
-        return captions.answerer(model, texts, of_pictures.draw, ids, as_json)
+        return pictures.captioner(model, texts, of_pictures.draw, ids, as_json)
     return recordings.answerer(model, texts, ids, as_json)
 
 
@@ -254,7 +254,7 @@ def _pair(text: str) -> list[tuple[str, ...]]:
     return [both]
 
 
-def _is_pair(x: Any) -> bool:
+def _is_pair(x: object) -> bool:
     return isinstance(x, list) and is_pairs([x])
 
 

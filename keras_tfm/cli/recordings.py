@@ -1,7 +1,6 @@
 """`keras-tfm predict` for files that read audio: the text of speech, or classes of sounds."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from keras_tfm import runtime
 from keras_tfm.cli.pictures import as_json_line, of_classes, writes_text
@@ -21,7 +20,7 @@ def answerer(
     transcribes = writes_text(model)
 
     def answer(path: str) -> str:
-        values: Any
+        values: object
         if transcribes:
             text = model.transcribe(path, prompt=prompt)
             values, shown = text, text.strip()
