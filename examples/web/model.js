@@ -1989,7 +1989,7 @@ const ofKind = ({ inputs }, kind) => Object.entries(inputs).filter(([, x]) => x.
 /**
  * Throws unless the fields of a model agree with its tensors and with each other, so that later code
  * neither allocates nor indexes by a number that no tensor has; the same rules as in
- * keras_tfm/runtime/manifest/tensors.py.
+ * keras_tfm/runtime/manifest/checks.py.
  */
 function checkTensors(owner, { signatures, images = {}, labels }) {
   const all = Object.entries(signatures).map(([name, x]) => [`${owner}signatures.${name}`, x]);
