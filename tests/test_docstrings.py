@@ -69,7 +69,6 @@ REASONS = {
     "keras_tfm.export.litertlm.signatures": _FILE,
     "keras_tfm.export.litertlm.verification": _FILE,
     "keras_tfm.export.verification.loop_logits": _FILE,
-    "keras_tfm.export.verification.pairing": _FILE,
     "keras_tfm.export.signatures.make": _FILE,
     "keras_tfm.export.signatures.signature": _FILE,
     "keras_tfm.export.signatures.stepped": _FILE,

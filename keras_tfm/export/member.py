@@ -122,6 +122,8 @@ def store_tokenizers(request: Request, tokenizer: Any, detokenizer: Any) -> Toke
             or lacks the start or end token; or an argument does not apply.
         FileNotFoundError: there is no such tokenizer file.
     """
+    if tokenizer is None and detokenizer is None:
+        return Tokenizers()
     known: dict[int, Form] = {}
     forms: dict[str, Form] = {}
     for name, one in _by_input(request, tokenizer, detokenizer).items():

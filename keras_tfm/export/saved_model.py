@@ -1,14 +1,14 @@
 """Writes a SavedModel, which TensorFlow Serving runs and the TFLite converter reads."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 import keras
-import tensorflow as tf
 
 from keras_tfm import atomic_files
 from keras_tfm.export import files
+from keras_tfm.export.graph.conversion import write_saved_model
 from keras_tfm.export.signatures.make import make_signatures
 from keras_tfm.export.signatures.request import (
     GenerationArguments,
@@ -16,7 +16,6 @@ from keras_tfm.export.signatures.request import (
     check_keywords,
     without_mask_warnings,
 )
-from keras_tfm.export.signatures.signature import Signature
 from keras_tfm.export.signatures.text import (
     TEXT,
     add_text_signatures,
@@ -117,46 +116,3 @@ def export_saved_model(
         write_saved_model(model, made, new, signatures[0], resources)
         files.replace_folder(new, path, overwrite)
     return path
-
-
-def write_saved_model(
-    model: keras.Model,
-    signatures: Sequence[Signature],
-    path: Path,
-    default: str | None = None,
-    resources: Iterable[Any] = (),
-) -> None:
-    """Traces the signatures and writes each graph and each weight once.
-
-    `keras.export.ExportArchive` writes both twice, and takes ten times as long.
-
-    Args:
-        model: the model. The lookup tables of its preprocessing layers are written, too.
-        signatures: list of str, the signatures to write.
-        path: a folder that does not exist yet.
-        default: the signature to store as `serve` and `serving_default`, too; None: no default.
-        resources: further layers whose lookup tables are written.
-    """
-    root = tf.Module()
-    concrete = {signature.name: signature.traced for signature in signatures}
-    # The attributes of a module are saved. Only the variables that the functions read are needed.
-    used = [variable for function in concrete.values() for variable in function.variables]
-    root.model_variables = list({id(variable): variable for variable in used}.values())
-    root.tables = [
-        table
-        for resource in (model, *resources)
-        if isinstance(resource, tf.__internal__.tracking.Trackable)
-        for table in tf.train.TrackableView(resource).descendants()
-        if isinstance(table, tf.saved_model.experimental.TrackableResource)
-    ]
-    if default is not None:
-        concrete |= dict.fromkeys(("serve", "serving_default"), concrete[default])
-    try:
-        tf.saved_model.save(root, str(path), signatures=concrete)
-    except AssertionError as error:
-        if "untracked" not in str(error):
-            raise
-        raise ValueError(
-            "a tokenizer must be a Keras layer or a tf.Module that holds its tables: "
-            f"TensorFlow cannot find a table that it reads ({str(error).splitlines()[0][:200]})"
-        ) from error

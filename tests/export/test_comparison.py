@@ -15,8 +15,7 @@ from keras_tfm import models
 from keras_tfm.export import VerificationError, export_tflite, verify
 from keras_tfm.export.verification import comparison
 from keras_tfm.export.verification.checks import RUNS
-from keras_tfm.export.verification.comparison import Comparison
-from keras_tfm.export.verification.model_outputs import ModelOutputs
+from keras_tfm.export.verification.comparison import Comparison, ModelOutputs
 from keras_tfm.generation import Beam, Drafted, Greedy, PromptLookup
 from keras_tfm.generation.generator import Generated
 from keras_tfm.generation.processors import RepetitionPenalty

@@ -6,8 +6,7 @@ from keras import layers
 from small_exports import new_path, small_file
 
 from keras_tfm.export import export_tflite, verify
-from keras_tfm.export.verification.pairing import check_pair, other_arguments
-from keras_tfm.export.verification.verify import VerificationError
+from keras_tfm.export.verification.verify import VerificationError, check_pair, other_arguments
 from keras_tfm.models import bert, gpt, transformer
 from keras_tfm.runtime.loaded_file import LoadedFile
 

@@ -12,7 +12,7 @@ import numpy as np
 from keras_tfm.export.litertlm.package import Chat, missing_litert_lm
 from keras_tfm.export.signatures.request import Request
 from keras_tfm.export.verification.checks import Check, check, top_1_gaps
-from keras_tfm.export.verification.model_outputs import ModelOutputs
+from keras_tfm.export.verification.comparison import ModelOutputs
 from keras_tfm.export.verification.verify import (
     EXACT,
     STEP,

@@ -34,7 +34,8 @@ def make_signatures(request: Request) -> list[Signature]:
         length = positions_to_check(request.model, request.target, request.max_length)
         check_stepping(request.model, request.target, length=length)
         caches = Caches(request)
-        caches.check_format()
+        if request.cache == "int8":
+            caches.check_format()
         makers: dict[str, Callable[[], list[Signature]]] = {
             "predict": lambda: predict(request),
             "generate": lambda: generate(request),

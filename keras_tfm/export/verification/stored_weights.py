@@ -1,9 +1,21 @@
 """Finds the unrounded weights of a file in its model, by value."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import keras
 import numpy as np
+import tensorflow as tf
+
+from keras_tfm.export.graph.conversion import convert
+from keras_tfm.export.quantization.presets import Quantization
+from keras_tfm.export.signatures.make import full_pass
+from keras_tfm.export.signatures.signature import Argument, Signature, for_edge
+from keras_tfm.export.verification.float_file import Stored
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.manifest.manifest import Predict, of_role
+from keras_tfm.runtime.manifest.manifest import Signature as FileSignature
+from keras_tfm.runtime.manifest.storage import import_litert
 
 # A stored value is at most half a step from the model's; the excess covers float32 rounding.
 _HALF = 0.502
@@ -51,9 +63,9 @@ class ModelWeights:
     >>> from keras_tfm.export.verification.stored_weights import ModelWeights
     >>> kernel = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 7.0]], "float32")
     >>> step = np.full((3, 1), 0.1, "float32")
-    >>> ModelWeights([kernel]).unrounded(np.round(kernel.T, 1) + 0.04, step).values[2].tolist()
+    >>> ModelWeights([kernel]).find(np.round(kernel.T, 1) + 0.04, step).values[2].tolist()
     [3.0, 7.0]
-    >>> ModelWeights([kernel]).unrounded(kernel.T + 0.2, step).known
+    >>> ModelWeights([kernel]).find(kernel.T + 0.2, step).known
     False
     """
 
@@ -61,7 +73,7 @@ class ModelWeights:
         self._matrices = [x.astype("float32") for x in arrays if x.ndim > 1]
         self._vectors = [x.astype("float64") for x in arrays if x.ndim == 1]
 
-    def unrounded(self, values: np.ndarray, step: np.ndarray) -> Unrounded:
+    def find(self, values: np.ndarray, step: np.ndarray) -> Unrounded:
         """The model's weight that rounds to `values`.
 
         Args:
@@ -78,7 +90,7 @@ class ModelWeights:
         inexact = None
         for matrix in _parts(self._matrices, values.size):
             for rows in _arrangements(matrix):
-                found = self._scaled(values.reshape(rows.shape), half.reshape(rows.shape), rows)
+                found = self._scale(values.reshape(rows.shape), half.reshape(rows.shape), rows)
                 if found is None:
                     continue
                 known, spread = found
@@ -94,7 +106,7 @@ class ModelWeights:
                 inexact = inexact or result
         return inexact or Unrounded(values, np.asarray(step) / 2, False)
 
-    def _scaled(
+    def _scale(
         self, values: np.ndarray, half: np.ndarray, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """`rows`, scaled so that they round to `values`, and the uncertainty of the factors."""
@@ -127,6 +139,70 @@ class ModelWeights:
             scaled, spreads = w * middle, np.broadcast_to(relative, w.shape)
             inexact = inexact or ((scaled.T, spreads.T) if turn else (scaled, spreads))
         return inexact
+
+
+def find_constants(
+    unrounded: dict[int, Unrounded],
+    stored: Mapping[int, Stored],
+    models: Mapping[str, keras.Model],
+    signatures: Mapping[str, FileSignature],
+) -> None:
+    """Replaces what no weight of the model tells by constants of the unrounded graphs.
+
+    Their rounding errors are not random: near the start of a slow sinusoid, all have one sign.
+    """
+    if all(x.known for x in unrounded.values()):
+        return
+    constants = ModelWeights(float_constants(models, signatures))
+    for buffer in [buffer for buffer, x in unrounded.items() if np.any(x.spread)]:
+        found = constants.find(*stored[buffer])
+        if found.known and not np.any(found.spread):
+            unrounded[buffer] = found
+
+
+def float_constants(
+    models: Mapping[str, keras.Model], signatures: Mapping[str, FileSignature]
+) -> list[np.ndarray]:
+    """The constants of every full pass of a file in float32; empty if it cannot be converted.
+
+    A table of sinusoids is no weight of the model, so its values before rounding are not among the
+    weights. They are those of the same graph, converted without rounding.
+
+    Args:
+        models: the models in float32 by name; the only one is "".
+        signatures: those of the file's manifest by name.
+
+    Example:
+
+    >>> import keras
+    >>> from keras_tfm.export.verification.stored_weights import float_constants
+    >>> from keras_tfm.layers import PositionalEncoding
+    >>> from keras_tfm.runtime.manifest.manifest import Input, Predict
+    >>> x = keras.Input((3, 4), name="x")
+    >>> model = keras.Model(x, PositionalEncoding()(x))
+    >>> spec = Input(shape=[1, 3, 4], dtype="float32", kind="input", padded=False)
+    >>> found = float_constants({"": model}, {"predict": Predict(inputs={"x": spec}, outputs={})})
+    >>> max(found, key=lambda constant: constant.size).reshape(3, 4)[0].tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    """
+    types = import_litert("schema_py_generated").TensorType
+    found = []
+    for name, predict in of_role(signatures, Predict).items():
+        model = models[predict.model or ""]
+        inputs = {
+            key: Argument(tf.TensorSpec(x.shape, x.dtype)) for key, x in predict.inputs.items()
+        }
+        signature = Signature(name, "predict", for_edge(full_pass(model)), inputs)
+        try:
+            content = convert(model, [signature], Quantization(model, "float32"))
+        except ValueError:  # an operator of a file with custom operators
+            continue
+        graph = flatbuffer.read(content)
+        for tensor in (tensor for x in graph.subgraphs for tensor in x.tensors):
+            data = graph.buffers[tensor.buffer].data
+            if tensor.type == types.FLOAT32 and data is not None and len(data) > 4:
+                found.append(np.frombuffer(bytes(data), "float32").reshape(tensor.shape))
+    return found
 
 
 def _parts(arrays: Sequence[np.ndarray], size: int) -> Iterator[np.ndarray]:

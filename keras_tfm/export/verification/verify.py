@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,25 +11,24 @@ import keras
 import numpy as np
 
 from keras_tfm.atomic_files import temporary_folder
-from keras_tfm.export.quantization.float_constants import find_constants
 from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.presets import masks_of
 from keras_tfm.export.signatures.request import without_mask_warnings
 from keras_tfm.export.verification.checks import EXACT, Check, root_mean_square
-from keras_tfm.export.verification.comparison import Comparisons
+from keras_tfm.export.verification.comparison import Comparisons, ModelOutputs
 from keras_tfm.export.verification.float_file import FloatFile
 from keras_tfm.export.verification.in_float16 import Float16Check
-from keras_tfm.export.verification.model_outputs import ModelOutputs
 from keras_tfm.export.verification.on_gpu import GpuCheck
-from keras_tfm.export.verification.pairing import check_pair, other_arguments
 from keras_tfm.export.verification.rows import GUESS, check_given, inputs_of
-from keras_tfm.export.verification.stored_weights import ModelWeights
+from keras_tfm.export.verification.stored_weights import ModelWeights, find_constants
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.strategies import Beam, Greedy, Strategy
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.matmul_precision import full_precision
+from keras_tfm.models.identity import describe
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.loaded_file import LoadedFile
-from keras_tfm.runtime.manifest.manifest import Generate, of_role
+from keras_tfm.runtime.manifest.manifest import Generate, Predict, Stepped, of_role
 from keras_tfm.runtime.manifest.storage import File
 
 _log = logging.getLogger(__name__)
@@ -277,7 +276,7 @@ def _compare_rounding(found: "Comparisons", checks: list[Check], tolerance: floa
         ]
     )
     graph = FloatFile(file.content())
-    unrounded = {buffer: weights.unrounded(*x) for buffer, x in graph.stored.items()}
+    unrounded = {buffer: weights.find(*x) for buffer, x in graph.stored.items()}
     generator = np.random.default_rng(0)
     noisy = FloatFile(file.content(), generator) if has_int8_caches else graph
 
@@ -399,3 +398,62 @@ def _strategy_of(file: LoadedFile) -> Strategy:
                 )
             return Beam(**settings)
     return Greedy()
+
+
+def check_pair(model: keras.Model, file: LoadedFile) -> None:
+    """Raises a ValueError that lists the differences if `file` cannot be an export of `model`."""
+    found = list(dict.fromkeys(_differences(model, file)))
+    if found:
+        raise ValueError(f"{file.path} is not an export of {model.name}: {'; '.join(found)}")
+
+
+def other_arguments(model: keras.Model, file: LoadedFile) -> str:
+    """The builder arguments that differ, for an error; empty if none do or if none are known."""
+    ours, theirs = describe(model), file.manifest.model
+    if ours is None or theirs is None:
+        return ""
+    if ours["family"] != theirs.family:
+        return f"the model is a {ours['family']}, the file a {theirs.family}"
+    mine, other = ours["arguments"], theirs.arguments
+    different = [
+        f"{key} ({mine.get(key)!r} in the model, {other.get(key)!r} in the file)"
+        for key in {**mine, **other}
+        if mine.get(key) != other.get(key)
+    ]
+    return f"different arguments: {', '.join(different)}" if different else ""
+
+
+def _differences(model: keras.Model, file: LoadedFile) -> Iterator[str]:
+    interface = interface_of(model)
+    own = interface.inputs
+    for signature in file.signatures.values():
+        inputs, taken = signature.inputs, set(signature.of_kind("input"))
+        target = signature.target if isinstance(signature, Stepped) else None
+        if isinstance(signature, Predict) and taken != set(own):
+            yield f"the model has the inputs {sorted(own)}, the file {sorted(taken)}"
+            continue
+        if missing := sorted({*taken, *([target] if target else [])} - set(own)):
+            yield f"the model has no input {', '.join(map(repr, missing))} (it has {list(own)})"
+            continue
+        for key in sorted(taken):
+            known = inputs[key].vocabulary_size
+            size, shape = own[key].vocabulary_size, own[key].spec.shape
+            if known != size:
+                yield f"{key!r} has {size} ids in the model, {known} in the file"
+            if key != target and not _fits(shape, inputs[key].shape):
+                yield (
+                    f"{key!r} has the shape {tuple(shape)} in the model, "
+                    f"{tuple(inputs[key].shape)} in the file"
+                )
+        if isinstance(signature, Predict):
+            outputs = interface.name_outputs(model.output)
+            shapes = {key: tuple(x.shape) for key, x in outputs.items()}
+            theirs = {key: tuple(x.shape) for key, x in signature.outputs.items()}
+            if set(shapes) != set(theirs) or not all(_fits(shapes[k], theirs[k]) for k in shapes):
+                yield f"the model has the outputs {shapes}, the file {theirs}"
+
+
+def _fits(shape: Sequence[int | None], exported: Sequence[int]) -> bool:
+    """Whether a static shape in a file fits a shape of the model; the batch size may differ."""
+    pairs = list(zip(shape, exported, strict=False))[1:]
+    return len(shape) == len(exported) and all(d is None or d == n for d, n in pairs)
