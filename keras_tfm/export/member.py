@@ -12,7 +12,6 @@ Example:
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import keras
 
@@ -25,6 +24,7 @@ from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.tokenizer_forms import Form, by_input, check_tokenizer, form_of
 from keras_tfm.models.identity import head_of, identity_of
 from keras_tfm.runtime.manifest.checks import check_label_count
+from keras_tfm.runtime.manifest.records import Json
 from keras_tfm.runtime.media.image_processor import ImageProcessor
 
 Images = ImageProcessor | Mapping[str, ImageProcessor] | None
@@ -42,7 +42,7 @@ class Tokenizers:
 
     entries: dict[str, bytes] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    options: dict[str, Json] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def make_member(
     arguments: ExportArguments,
     check: Callable[[Request], None],
     *,
-    tokenizer: Any = None,
-    detokenizer: Any = None,
+    tokenizer: object = None,
+    detokenizer: object = None,
     images: Images = None,
     labels: Sequence[str] | None = None,
 ) -> Member:
@@ -107,7 +107,7 @@ def make_member(
     return Member(model, request, made, images=pictures, labels=classes)
 
 
-def store_tokenizers(request: Request, tokenizer: Any, detokenizer: Any) -> Tokenizers:
+def store_tokenizers(request: Request, tokenizer: object, detokenizer: object) -> Tokenizers:
     """The tokenizers of an export, checked against the model.
 
     Args:
@@ -145,7 +145,7 @@ def store_tokenizers(request: Request, tokenizer: Any, detokenizer: Any) -> Toke
     )
 
 
-def _by_input(request: Request, tokenizer: Any, detokenizer: Any) -> dict[str, Any]:
+def _by_input(request: Request, tokenizer: object, detokenizer: object) -> dict[str, object]:
     result = by_input(request.model, tokenizer)
     if request.roles == ["predict"]:
         if detokenizer is not None:

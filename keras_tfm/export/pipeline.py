@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -26,6 +25,7 @@ from keras_tfm.runtime.manifest import storage as manifests
 from keras_tfm.runtime.manifest.checks import read_graphs
 from keras_tfm.runtime.manifest.manifest import ONE_MODEL, SEVERAL_MODELS, Identity, Manifest
 from keras_tfm.runtime.manifest.manifest import Member as FileMember
+from keras_tfm.runtime.manifest.records import Json
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 from keras_tfm.version import __version__
 
@@ -154,13 +154,13 @@ def convert_members(
 
 def _describe(
     members: Mapping[str, Member],
-) -> tuple[dict[str, FileMember], dict[str, bytes], dict[str, dict[str, Any]]]:
+) -> tuple[dict[str, FileMember], dict[str, bytes], dict[str, Json]]:
     """The manifest's entries of the models; the tokenizers' bytes and options by metadata entry.
 
     A tokenizer that several models have is stored once.
     """
     contents: dict[str, bytes] = {}
-    options: dict[str, dict[str, Any]] = {}
+    options: dict[str, Json] = {}
     models = {}
     for name, member in members.items():
         own, renamed = member.tokenizers.options, dict[str, str]()

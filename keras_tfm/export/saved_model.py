@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import keras
 
@@ -29,8 +29,8 @@ def export_saved_model(
     path: str | Path,
     signatures: Sequence[str] | None = None,
     *,
-    tokenizer: Any = None,
-    detokenizer: Any = None,
+    tokenizer: object = None,
+    detokenizer: object = None,
     overwrite: bool = False,
     **arguments: Unpack[GenerationArguments],
 ) -> Path:

@@ -84,7 +84,7 @@ def make_members(
     arguments: ExportArguments,
     check: Callable[[Request], None],
     *,
-    tokenizer: Any,
+    tokenizer: object,
     images: Images | Mapping[str, Images],
     labels: Sequence[str] | Mapping[str, Sequence[str]] | None,
 ) -> dict[str, Member]:

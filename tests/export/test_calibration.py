@@ -162,23 +162,23 @@ def test_rounding_again_changes_nothing():
     kernel = RNG.normal(size=(96, 7)).astype("float32")
     kernel[32:64, 2] = 0.0
     x = RNG.normal(size=(200, 96)) @ RNG.normal(size=(96, 96))
-    found = gptq.compensated(kernel, (x.T @ x).astype("float32"))
-    np.testing.assert_array_equal(gptq.rounded(found, 4), found)
+    found = gptq.compensate(kernel, (x.T @ x).astype("float32"))
+    np.testing.assert_array_equal(gptq.round_kernel(found, 4), found)
 
 
 def test_compensation_reduces_the_error_of_the_product():
     kernel = RNG.normal(size=(64, 31)).astype("float32")
     x = RNG.normal(size=(500, 64)) @ RNG.normal(size=(64, 64))  # correlated channels
-    found = gptq.compensated(kernel, (x.T @ x).astype("float32"))
+    found = gptq.compensate(kernel, (x.T @ x).astype("float32"))
     assert distance(x @ found, x @ kernel) < 0.75 * distance(
-        x @ gptq.rounded(kernel, 4), x @ kernel
+        x @ gptq.round_kernel(kernel, 4), x @ kernel
     )
 
 
 def test_independent_channels_have_nothing_to_compensate():
     kernel = RNG.normal(size=(32, 5)).astype("float32")
-    found = gptq.compensated(kernel, np.eye(32, dtype="float32"))
-    np.testing.assert_allclose(found, gptq.rounded(kernel, 4), atol=1e-6)
+    found = gptq.compensate(kernel, np.eye(32, dtype="float32"))
+    np.testing.assert_allclose(found, gptq.round_kernel(kernel, 4), atol=1e-6)
 
 
 @needs_quantizer
@@ -188,7 +188,7 @@ def test_rounded_is_what_the_quantizer_stores(tmp_path):
     model = keras.Model(x, dense(x))
     export_tflite(model, tmp_path / "4.tflite", quantization="int4", verify=False)
     (found,) = stored_in(tmp_path / "4.tflite")
-    np.testing.assert_allclose(gptq.rounded(np.array(dense.kernel), 4).T, found, atol=1e-7)
+    np.testing.assert_allclose(gptq.round_kernel(np.array(dense.kernel), 4).T, found, atol=1e-7)
 
 
 def test_huge_weights_stay_in_eight_bits():

@@ -4,11 +4,11 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
 
+from keras_tfm.export.graph.schema import ModelT
 from keras_tfm.export.quantization.kept_layers import exact_buffers
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.layers.base_layer import Projection, separate_adapters
@@ -140,7 +140,7 @@ class Placeholders:
     @contextmanager
     def tracing(self) -> Iterator[None]:
         """The context in which the model is traced and converted."""
-        with _assigned(self._layers, self.kernels), separate_adapters():
+        with _assign(self._layers, self.kernels), separate_adapters():
             yield
 
     def find(self, content: bytes) -> Adapters:
@@ -171,11 +171,11 @@ def with_effect(model: keras.Model) -> Iterator[None]:
         size = _RANDOM * layer.lora_rank / layer.lora_alpha * float(kernel.std()) / rank**0.5
         values[f"{path}/lora_kernel_a"] = generator.normal(size=(depth, rank))
         values[f"{path}/lora_kernel_b"] = generator.normal(0, size, (rank, kernel.shape[1]))
-    with _assigned(layers, values):
+    with _assign(layers, values):
         yield
 
 
-def _check_products(model: Any, buffers: set[int]) -> None:
+def _check_products(model: ModelT, buffers: set[int]) -> None:
     """Raises ValueError if the converter combined an adapter with another constant."""
     for use in flatbuffer.weight_uses(model):
         if use.tensor.buffer not in buffers:
@@ -190,14 +190,14 @@ def _check_products(model: Any, buffers: set[int]) -> None:
             )
 
 
-def _variables(layers: Mapping[str, Projection]) -> dict[str, Any]:
+def _variables(layers: Mapping[str, Projection]) -> dict[str, keras.Variable]:
     """A and B of each layer, by path and name."""
     names = ("lora_kernel_a", "lora_kernel_b")
     return {f"{path}/{name}": getattr(x, name) for path, x in layers.items() for name in names}
 
 
 @contextmanager
-def _assigned(layers: Mapping[str, Projection], values: Mapping[str, np.ndarray]) -> Iterator[None]:
+def _assign(layers: Mapping[str, Projection], values: Mapping[str, np.ndarray]) -> Iterator[None]:
     """Sets the adapters to `values`, and back."""
     variables = _variables(layers)
     before = {name: _array(variable) for name, variable in variables.items()}
@@ -210,6 +210,6 @@ def _assigned(layers: Mapping[str, Projection], values: Mapping[str, np.ndarray]
             variable.assign(before[name])
 
 
-def _array(variable: Any) -> np.ndarray:
+def _array(variable: keras.Variable) -> np.ndarray:
     """A copy of a weight as float32."""
     return np.array(keras.ops.convert_to_numpy(keras.ops.cast(variable, "float32")))

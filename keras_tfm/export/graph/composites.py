@@ -6,10 +6,10 @@ operators are a graph of their own. Other runtimes run that graph.
 """
 
 import copy
-from typing import Any
 
 import numpy as np
 
+from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest.storage import import_litert
 
@@ -22,7 +22,7 @@ def with_rms_norms(content: bytes) -> bytes:
     return flatbuffer.write(model) if mark_rms_norms(model) else content
 
 
-def mark_rms_norms(model: Any) -> bool:
+def mark_rms_norms(model: ModelT) -> bool:
     """Replaces RMS normalizations by composites, and says whether there are any.
 
     y = x / sqrt(mean(x^2) + epsilon) * gamma over the last axis, with a constant gamma. The
@@ -32,7 +32,7 @@ def mark_rms_norms(model: Any) -> bool:
     Args:
         model: a file from `flatbuffer.read`.
     """
-    inside: dict[Any, int] = {}
+    inside: dict[tuple[object, ...], int] = {}
     for graph in list(model.subgraphs):
         _Marker(model, graph, inside).mark()
     return bool(inside)
@@ -48,11 +48,11 @@ class _Marker:
             it grows.
     """
 
-    def __init__(self, model: Any, graph: Any, inside: dict[Any, int]):
+    def __init__(self, model: ModelT, graph: SubGraphT, inside: dict[tuple[object, ...], int]):
         self._schema = import_litert("schema_py_generated")
         self._model, self._graph, self._inside = model, graph, inside
         self._maker = {int(y): x for x in graph.operators for y in x.outputs}
-        self._users: dict[int, list[Any]] = {int(x): [None] for x in graph.outputs}
+        self._users: dict[int, list[OperatorT]] = {int(x): [None] for x in graph.outputs}
         for operator in graph.operators:
             for x in operator.inputs:
                 self._users.setdefault(int(x), []).append(operator)
@@ -60,7 +60,7 @@ class _Marker:
     def mark(self) -> None:
         """Replaces the last operator of each normalization, and removes the others."""
         removed: set[int] = set()
-        composites: dict[int, Any] = {}
+        composites: dict[int, OperatorT] = {}
         for operator in self._graph.operators:
             found = self._normalization(operator) if self._is(operator, "RSQRT") else None
             if found is not None:
@@ -71,7 +71,7 @@ class _Marker:
             composites.get(id(x), x) for x in self._graph.operators if id(x) not in removed
         ]
 
-    def _normalization(self, rsqrt: Any) -> tuple[list[Any], int, int] | None:
+    def _normalization(self, rsqrt: OperatorT) -> tuple[list[OperatorT], int, int] | None:
         """The operators of a normalization, in order, with the tensors x and gamma.
 
         None if this root belongs to something else, or if a value inside is used elsewhere.
@@ -88,7 +88,7 @@ class _Marker:
             gamma = scaled and self._factor(scaled, product.outputs[0])
             operators = [square, mean, add, rsqrt, product, scaled]
         else:  # gamma comes first
-            scaled = self._made_by("MUL", value)
+            scaled = None if value is None else self._made_by("MUL", value)
             gamma = scaled and self._factor(scaled, x)
             operators = [square, mean, add, rsqrt, scaled, product]
         if gamma is None or self._values(gamma) is None:
@@ -99,7 +99,7 @@ class _Marker:
             return None
         return operators, x, gamma
 
-    def _composite(self, operators: list[Any], x: int, gamma: int) -> Any:
+    def _composite(self, operators: list[OperatorT], x: int, gamma: int) -> OperatorT:
         """The operator that stands for `operators`."""
         from flatbuffers import flexbuffers
 
@@ -123,13 +123,13 @@ class _Marker:
         composite.builtinOptions2 = options
         return composite
 
-    def _graph_of(self, operators: list[Any], x: int, gamma: int) -> Any:
+    def _graph_of(self, operators: list[OperatorT], x: int, gamma: int) -> OperatorT:
         """A graph with copies of `operators`, whose arguments are x and gamma."""
         graph = self._schema.SubGraphT()
         places: dict[int, int] = {}
         graph.name, graph.tensors, graph.operators = _NAME + b".impl_%d" % len(self._inside), [], []
 
-        def place(index: Any) -> int:
+        def place(index: int) -> int:
             if int(index) not in places:
                 places[int(index)] = len(places)
                 tensor = copy.copy(self._graph.tensors[index])
@@ -146,20 +146,20 @@ class _Marker:
         graph.outputs = graph.operators[-1].outputs
         return graph
 
-    def _is(self, operator: Any, name: str) -> bool:
+    def _is(self, operator: OperatorT, name: str) -> bool:
         return flatbuffer.is_operator(self._model, operator, name)
 
-    def _made_by(self, name: str, tensor: Any) -> Any:
+    def _made_by(self, name: str, tensor: int) -> OperatorT:
         """The operator that computes a tensor, if it is one of this kind."""
         maker = self._maker.get(int(tensor))
         return maker if maker is not None and self._is(maker, name) else None
 
-    def _only_user(self, name: str, tensor: Any) -> Any:
+    def _only_user(self, name: str, tensor: int) -> OperatorT:
         """The operator that reads a tensor, if it is one of this kind."""
         users = self._users.get(int(tensor), [])
         return users[0] if len(users) == 1 and users[0] and self._is(users[0], name) else None
 
-    def _factor(self, product: Any, tensor: Any) -> int | None:
+    def _factor(self, product: OperatorT, tensor: int) -> int | None:
         """What a product multiplies `tensor` by; None if that is no factor of it."""
         factors = [int(i) for i in product.inputs]
         if int(tensor) not in factors:
@@ -167,7 +167,7 @@ class _Marker:
         factors.remove(int(tensor))
         return factors[0]
 
-    def _values(self, index: Any) -> np.ndarray | None:
+    def _values(self, index: int) -> np.ndarray | None:
         """The values of a constant in float32 or int32; None if a tensor is something else."""
         types = self._schema.TensorType
         tensor = self._graph.tensors[index]
@@ -175,12 +175,12 @@ class _Marker:
         data = self._model.buffers[tensor.buffer].data
         return None if dtype is None or data is None else np.asarray(data, "uint8").view(dtype)
 
-    def _epsilon(self, add: Any) -> float | None:
+    def _epsilon(self, add: OperatorT) -> float | None:
         """The constant that is added to the mean."""
         values = self._values(add.inputs[1])
         return None if values is None or values.size != 1 else float(values[0])
 
-    def _is_over_last_axis(self, mean: Any, x: int, gamma: int) -> bool:
+    def _is_over_last_axis(self, mean: OperatorT, x: int, gamma: int) -> bool:
         """Whether the mean is over the axis that gamma has, which is the last one."""
         shape, axes = self._graph.tensors[x].shape, self._values(mean.inputs[1])
         if axes is None or list(self._graph.tensors[gamma].shape) != list(shape[-1:]):

@@ -4,7 +4,6 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -65,7 +64,7 @@ def write_saved_model(
     signatures: Sequence[Signature],
     path: Path,
     default: str | None = None,
-    resources: Iterable[Any] = (),
+    resources: Iterable[object] = (),
 ) -> None:
     """Traces the signatures and writes each graph and each weight once.
 
@@ -127,7 +126,7 @@ def convert(
         with quantization.tracing():
             write_saved_model(model, signatures, saved)
 
-        def run_converter(set_up: Callable[[Any], None]) -> bytes:
+        def run_converter(set_up: Callable[[tf.lite.TFLiteConverter], None]) -> bytes:
             converter = tf.lite.TFLiteConverter.from_saved_model(
                 str(saved), signature_keys=[signature.name for signature in signatures]
             )

@@ -4,11 +4,12 @@ The square of a number of more than 256 exceeds float16's largest number, 65504:
 row is infinite, and the row becomes zeros. The residual stream of SmolLM2-135M reaches 24,886.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from keras_tfm.export.graph.graph_editor import GraphEditor
+from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT
 
 # The smallest float16 with all its digits. Some GPUs take smaller ones for zero.
 _SMALLEST = 2.0**-14
@@ -18,7 +19,7 @@ _LARGEST = 128
 LARGEST = 65504.0
 
 
-def bound_norms(model: Any) -> None:
+def bound_norms(model: ModelT) -> None:
     """Divides what normalizations square by a size of the row, which their results do not change.
 
     With a the mean of |x| plus a constant, and c = D/128 for rows of D numbers (1 for short ones):
@@ -56,22 +57,22 @@ def bound_norms(model: Any) -> None:
 class _Norm(NamedTuple):
     """The operators of a normalization, and the products of its inverse root with the rows x."""
 
-    square: Any
-    reduction: Any  # the mean, or of x / |x| the sum
-    after: Any  # the sum with epsilon, or of x / |x| the minimum with a limit
-    rsqrt: Any
+    square: OperatorT
+    reduction: OperatorT  # the mean, or of x / |x| the sum
+    after: OperatorT  # the sum with epsilon, or of x / |x| the minimum with a limit
+    rsqrt: OperatorT
     epsilon: float | None  # None: x / |x|
     # Each with the operator that multiplies x before, or itself. Empty if there are other readers.
-    products: list[tuple[Any, Any]]
+    products: list[tuple[OperatorT, OperatorT]]
 
 
 class _Bounds(GraphEditor):
     """Rewrites the normalizations of one graph."""
 
-    def __init__(self, model: Any, graph: Any):
+    def __init__(self, model: ModelT, graph: SubGraphT):
         super().__init__(model, graph)
         self._maker = {int(y): x for x in graph.operators for y in x.outputs}
-        self._readers: dict[int, list[Any]] = {int(x): [None] for x in graph.outputs}
+        self._readers: dict[int, list[OperatorT]] = {int(x): [None] for x in graph.outputs}
         for operator in graph.operators:
             for x in {int(x) for x in operator.inputs}:
                 self._readers.setdefault(x, []).append(operator)
@@ -88,14 +89,14 @@ class _Bounds(GraphEditor):
         moved |= {id(first) for first in before.values()}
         for operator in operators:
             if id(operator) in squares:
-                self._bound(squares[id(operator)])
+                self._bound_norm(squares[id(operator)])
             elif id(operator) not in moved:
                 if id(operator) in before:
                     self._operators.append(before[id(operator)])
                 self._operators.append(operator)
         self._graph.operators = self._operators
 
-    def _normalization(self, rsqrt: Any) -> _Norm | None:
+    def _normalization(self, rsqrt: OperatorT) -> _Norm | None:
         """The normalization of an inverse root; None if this is something else."""
         add, epsilon, final = self._made_by(rsqrt.inputs[0], "ADD"), None, rsqrt
         if add is not None:
@@ -119,9 +120,9 @@ class _Bounds(GraphEditor):
             return None
         return _Norm(square, reduction, after, rsqrt, epsilon, products)
 
-    def _products(self, root: int, square: Any) -> list[tuple[Any, Any]]:
+    def _products(self, root: int, square: OperatorT) -> list[tuple[OperatorT, OperatorT]]:
         """The products of an inverse root with x; empty if it has other readers."""
-        products: list[tuple[Any, Any]] = []
+        products: list[tuple[OperatorT, OperatorT]] = []
         for reader in self._readers.get(root, []):
             first = reader and self._product(reader, root, square)
             if not first:
@@ -129,7 +130,7 @@ class _Bounds(GraphEditor):
             products.append((reader, first))
         return products
 
-    def _product(self, reader: Any, root: int, square: Any) -> Any:
+    def _product(self, reader: OperatorT, root: int, square: OperatorT) -> OperatorT:
         """The operator that multiplies x, which is the reader of the root or the one before."""
         if not self._is(reader, "MUL"):
             return None
@@ -142,14 +143,14 @@ class _Bounds(GraphEditor):
         rows = [] if scaled is None else [self._is_row(i, square) for i in scaled.inputs]
         return scaled if sum(rows) == 1 else None
 
-    def _is_row(self, index: Any, square: Any) -> bool:
+    def _is_row(self, index: int, square: OperatorT) -> bool:
         """Whether a tensor is what is squared."""
         if not self._is(square, "SQUARED_DIFFERENCE"):
             return bool(index == square.inputs[0])
         maker = self._maker.get(int(index))
         return bool(maker and self._is(maker, "SUB") and list(maker.inputs) == list(square.inputs))
 
-    def _bound(self, norm: _Norm) -> None:
+    def _bound_norm(self, norm: _Norm) -> None:
         """Appends the normalization of x / ca, and lets the products read that."""
         square, reduction = norm.square, norm.reduction
         x = int(square.inputs[0])
@@ -192,17 +193,17 @@ class _Bounds(GraphEditor):
         """A tensor times a constant; itself for 1."""
         return index if factor == 1 else self._new("MUL", [index, self._number(factor)], index)
 
-    def _is(self, operator: Any, name: str) -> bool:
+    def _is(self, operator: OperatorT, name: str) -> bool:
         return self._kind(operator) == name
 
-    def _made_by(self, index: Any, *names: str) -> Any:
+    def _made_by(self, index: int, *names: str) -> OperatorT:
         """The operator that computes a tensor of one reader, if it is of one of these kinds."""
         maker = self._maker.get(int(index))
         if maker is None or len(self._readers[int(index)]) != 1:
             return None
         return maker if any(self._is(maker, name) for name in names) else None
 
-    def _scalar(self, index: Any) -> float | None:
+    def _scalar(self, index: int) -> float | None:
         """A constant of one number; None if a tensor is something else."""
         tensor = self._graph.tensors[index]
         data = self._model.buffers[tensor.buffer].data
@@ -210,7 +211,7 @@ class _Bounds(GraphEditor):
             return None
         return float(np.asarray(data, "uint8").view("float32")[0])
 
-    def _new(self, name: str, inputs: list[int], like: Any, output: Any = None) -> int:
+    def _new(self, name: str, inputs: list[int], like: int, output: int | None = None) -> int:
         """Appends an operator; its result, of the shape of `like`, is a new tensor by default."""
         result = self._like(int(like)) if output is None else int(output)
         has_options = name in ("ADD", "DIV", "MUL", "SUB")

@@ -7,11 +7,11 @@ alike, and axes of size 1 are dropped.
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from keras_tfm.export.graph.graph_editor import GraphEditor
+from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT
 from keras_tfm.runtime.inspection import gpu_support
 
 _MOST_AXES = 4
@@ -28,11 +28,11 @@ _REDUCTIONS = ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "REDUCE
 class AxisFolder(GraphEditor):
     """Folds the tensors of one graph."""
 
-    def __init__(self, model: Any, graph: Any):
+    def __init__(self, model: ModelT, graph: SubGraphT):
         super().__init__(model, graph)
         # The folded tensor of each tensor of more than four axes.
         self._folded: dict[int, int] = {}
-        self._passes: dict[str, Callable[[Any], bool]] = {
+        self._passes: dict[str, Callable[[OperatorT], bool]] = {
             "RESHAPE": self._fold_reshape,
             "BATCH_MATMUL": self._fold_product,
             "SOFTMAX": self._fold_softmax,
@@ -63,7 +63,7 @@ class AxisFolder(GraphEditor):
 
     # Each pass appends its operator, folded; or returns False.
 
-    def _fold_reshape(self, operator: Any) -> bool:
+    def _fold_reshape(self, operator: OperatorT) -> bool:
         source, final = int(operator.inputs[0]), int(operator.outputs[0])
         if self._is_constant(source):
             return False
@@ -73,16 +73,16 @@ class AxisFolder(GraphEditor):
             self._operators.append(self._reshape(self._narrow(source), self._shape(final), final))
         return True
 
-    def _fold_elements(self, operator: Any) -> bool:
+    def _fold_elements(self, operator: OperatorT) -> bool:
         source = self._narrow(operator.inputs[0])
         return self._append(operator, [source], [self._shape(source)])
 
-    def _fold_softmax(self, operator: Any) -> bool:
+    def _fold_softmax(self, operator: OperatorT) -> bool:
         """The last axis stays as it is."""
-        sizes = _merged(self._shape(operator.inputs[0]))
+        sizes = _merge_first(self._shape(operator.inputs[0]))
         return self._append(operator, [self._in_shape(operator.inputs[0], sizes)], [sizes])
 
-    def _fold_slice(self, operator: Any) -> bool:
+    def _fold_slice(self, operator: OperatorT) -> bool:
         """Axes that stay whole are merged."""
         options, (x, *limits) = operator.builtinOptions, (int(i) for i in operator.inputs)
         shape, sizes = self._shape(x), self._shape(operator.outputs[0])
@@ -103,21 +103,21 @@ class AxisFolder(GraphEditor):
             ends.append(end if single and not options.endMask >> i & 1 else length)
             strides.append(stride if single else 1)
         options.beginMask = options.endMask = 0
-        sources = [self._in_shape(x, _grouped(shape, groups))]
+        sources = [self._in_shape(x, _group_sizes(shape, groups))]
         sources += [self._constant(x) for x in (begins, ends, strides)]
-        return self._append(operator, sources, [_grouped(sizes, groups)])
+        return self._append(operator, sources, [_group_sizes(sizes, groups)])
 
-    def _fold_product(self, operator: Any) -> bool:
+    def _fold_product(self, operator: OperatorT) -> bool:
         shapes = [self._shape(x) for x in operator.inputs]
         if shapes[0][:-2] != shapes[1][:-2]:
             return False
         sources = [
-            self._in_shape(x, _merged(shape))
+            self._in_shape(x, _merge_first(shape))
             for x, shape in zip(operator.inputs, shapes, strict=True)
         ]
-        return self._append(operator, sources, [_merged(self._shape(operator.outputs[0]))])
+        return self._append(operator, sources, [_merge_first(self._shape(operator.outputs[0]))])
 
-    def _fold_broadcast(self, operator: Any) -> bool:
+    def _fold_broadcast(self, operator: OperatorT) -> bool:
         final = self._shape(operator.outputs[0])
         shapes = [self._shape(x) for x in operator.inputs]
         shapes = [[1] * (len(final) - len(x)) + x for x in shapes]
@@ -128,12 +128,12 @@ class AxisFolder(GraphEditor):
         if groups is None:
             return False
         sources = [
-            x if not self._shape(x) else self._in_shape(x, _grouped(shape, groups))
+            x if not self._shape(x) else self._in_shape(x, _group_sizes(shape, groups))
             for x, shape in zip(operator.inputs, shapes, strict=True)
         ]
-        return self._append(operator, sources, [_grouped(final, groups)])
+        return self._append(operator, sources, [_group_sizes(final, groups)])
 
-    def _fold_transpose(self, operator: Any) -> bool:
+    def _fold_transpose(self, operator: OperatorT) -> bool:
         shape = self._shape(operator.inputs[0])
         if not self._is_constant(operator.inputs[1]):
             return False
@@ -142,11 +142,11 @@ class AxisFolder(GraphEditor):
         if groups is None:
             return False
         after = sorted(groups, key=lambda group: order.index(group[0]))
-        source = self._in_shape(operator.inputs[0], _grouped(shape, groups))
+        source = self._in_shape(operator.inputs[0], _group_sizes(shape, groups))
         permutation = self._constant([groups.index(x) for x in after])
-        return self._append(operator, [source, permutation], [_grouped(shape, after)])
+        return self._append(operator, [source, permutation], [_group_sizes(shape, after)])
 
-    def _fold_reduction(self, operator: Any) -> bool:
+    def _fold_reduction(self, operator: OperatorT) -> bool:
         x = operator.inputs[0]
         shape = self._shape(x)
         if not self._is_constant(operator.inputs[1]):
@@ -155,7 +155,7 @@ class AxisFolder(GraphEditor):
         groups = _alike(lambda i, j: (i in axes) == (j in axes), shape)
         if groups is None:
             return False
-        sizes = _grouped(shape, groups)
+        sizes = _group_sizes(shape, groups)
         reduced = [n for n, group in enumerate(groups) if group[0] in axes]
         if not reduced:  # of size 1, all of them
             reduced, sizes = [0], [1, *sizes[-3:]] if len(sizes) < _MOST_AXES else []
@@ -165,7 +165,7 @@ class AxisFolder(GraphEditor):
         result = [1 if n in reduced else size for n, size in enumerate(sizes)]
         return self._append(operator, [self._in_shape(x, sizes), self._constant(reduced)], [result])
 
-    def _fold_tile(self, operator: Any) -> bool:
+    def _fold_tile(self, operator: OperatorT) -> bool:
         shape = self._shape(operator.inputs[0])
         if not self._is_constant(operator.inputs[1]):
             return False
@@ -174,19 +174,23 @@ class AxisFolder(GraphEditor):
         groups = _alike(lambda i, j: times[i] == times[j] == 1, sizes)
         if groups is None:
             return False
-        source = self._in_shape(operator.inputs[0], _grouped(shape, groups))
+        source = self._in_shape(operator.inputs[0], _group_sizes(shape, groups))
         return self._append(
-            operator, [source, self._constant(_grouped(times, groups))], [_grouped(sizes, groups)]
+            operator,
+            [source, self._constant(_group_sizes(times, groups))],
+            [_group_sizes(sizes, groups)],
         )
 
-    def _fold_concatenation(self, operator: Any) -> bool:
+    def _fold_concatenation(self, operator: OperatorT) -> bool:
         final = self._shape(operator.outputs[0])
         axis = operator.builtinOptions.axis % len(final)
         sources = [self._in_shape(x, _around(self._shape(x), axis)) for x in operator.inputs]
         operator.builtinOptions.axis = 1
         return self._append(operator, sources, [_around(final, axis)])
 
-    def _append(self, operator: Any, sources: Sequence[int], shapes: Sequence[list[int]]) -> bool:
+    def _append(
+        self, operator: OperatorT, sources: Sequence[int], shapes: Sequence[list[int]]
+    ) -> bool:
         """Appends an operator with folded operands and results."""
         finals = [int(x) for x in operator.outputs]
         results = [self._tensor(s, self._dtype(x)) for s, x in zip(shapes, finals, strict=True)]
@@ -203,13 +207,13 @@ class AxisFolder(GraphEditor):
     def _in_shape(self, index: int, shape: Sequence[int]) -> int:
         """A tensor's values in another shape."""
         source = self._folded.get(int(index), int(index))
-        return source if self._shape(source) == list(shape) else self._reshaped(source, shape)
+        return source if self._shape(source) == list(shape) else self._in_shape(source, shape)
 
     def _narrow(self, index: int) -> int:
         """A tensor's values in at most four axes."""
         source = self._folded.get(int(index), int(index))
         shape = self._shape(source)
-        return source if len(shape) <= _MOST_AXES else self._in_shape(source, _merged(shape))
+        return source if len(shape) <= _MOST_AXES else self._in_shape(source, _merge_first(shape))
 
     def _unfold(self, index: int) -> None:
         """Gives an operator that stays as it is, or the caller, a tensor in its own shape."""
@@ -218,7 +222,7 @@ class AxisFolder(GraphEditor):
             self._operators.append(self._reshape(source, self._shape(index), index))
 
 
-def _merged(shape: list[int]) -> list[int]:
+def _merge_first(shape: list[int]) -> list[int]:
     """Four axes, of which the first is the product of the first ones."""
     first = len(shape) - _MOST_AXES + 1
     return shape if first <= 1 else [math.prod(shape[:first]), *shape[first:]]
@@ -248,6 +252,6 @@ def _alike(is_alike: Callable[[int, int], bool], sizes: Sequence[int]) -> list[l
     return groups
 
 
-def _grouped(sizes: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]:
+def _group_sizes(sizes: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]:
     """The product of the sizes in each group."""
     return [math.prod(sizes[i] for i in group) for group in groups]

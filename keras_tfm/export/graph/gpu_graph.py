@@ -8,7 +8,6 @@ delegate ends the process. All normalizations are kept in float16's range (`floa
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from keras_tfm.export.graph.gpu_integers import IntegerNarrower
 from keras_tfm.export.graph.gpu_splits import SplitReplacer
 from keras_tfm.export.graph.gpu_weights import WeightRewriter
 from keras_tfm.export.graph.graph_editor import GraphEditor
+from keras_tfm.export.graph.schema import ModelT, OperatorT
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection import gpu_support
 from keras_tfm.runtime.manifest.storage import import_litert
@@ -48,7 +48,7 @@ def for_gpu(content: bytes) -> bytes:
     return flatbuffer.write(model)
 
 
-def _drop_replaced(model: Any, tables: dict[int, int]) -> None:
+def _drop_replaced(model: ModelT, tables: dict[int, int]) -> None:
     """Drops the buffers of tables that no operator reads any more."""
     used = set()
     for graph in model.subgraphs:
@@ -67,7 +67,7 @@ class _Rewriter(GraphEditor):
 
     def rewrite(self) -> None:
         """Replaces the graph's operators."""
-        passes: dict[str, Callable[[Any], Any]] = {
+        passes: dict[str, Callable[[OperatorT], OperatorT | None]] = {
             "BATCH_MATMUL": self._rewrite_product,
             "STRIDED_SLICE": self._rewrite_slice,
             "GATHER": self._rewrite_gather,
@@ -90,7 +90,7 @@ class _Rewriter(GraphEditor):
     # Each pass appends the operators that precede its operator. It returns the one that follows, if
     # there is one.
 
-    def _rewrite_product(self, operator: Any) -> Any:
+    def _rewrite_product(self, operator: OperatorT) -> OperatorT:
         self._transpose_operands(operator)
         left, right = operator.inputs
         is_float32 = self._dtype(left) == self._schema.TensorType.FLOAT32
@@ -98,17 +98,17 @@ class _Rewriter(GraphEditor):
             return None
         # Only the right operand may be a constant: A B = (B^T A^T)^T.
         final = operator.outputs[0]
-        result = self._tensor(_swapped(self._shape(final)), self._dtype(final))
+        result = self._tensor(_swap_last(self._shape(final)), self._dtype(final))
         operator.inputs = np.array(
-            [self._transposed(right), self._constant_transposed(left)], "int32"
+            [self._transpose_axes(right), self._constant_transposed(left)], "int32"
         )
         operator.outputs = np.array([result], "int32")
         return self._transpose(result, final)
 
-    def _rewrite_slice(self, operator: Any) -> Any:
+    def _rewrite_slice(self, operator: OperatorT) -> OperatorT:
         return self._keep_axes(operator) if self._is_refused(operator) else None
 
-    def _rewrite_gather(self, operator: Any) -> Any:
+    def _rewrite_gather(self, operator: OperatorT) -> OperatorT:
         """Reads by indices of one axis, without axes of a batch."""
         options, final = operator.builtinOptions, operator.outputs[0]
         values, indices = (int(i) for i in operator.inputs)
@@ -120,28 +120,28 @@ class _Rewriter(GraphEditor):
             return None
         count, size = int(np.prod(source[:batches])), source[axis]
         if batches:  # rows of one table
-            values = self._reshaped(values, [count * size, *source[axis + 1 :]])
+            values = self._in_shape(values, [count * size, *source[axis + 1 :]])
             axis = 0
             if count > 1:
-                indices = self._shifted(indices, [count, int(np.prod(chosen[batches:]))], size)
+                indices = self._shift(indices, [count, int(np.prod(chosen[batches:]))], size)
             options.batchDims = options.axis = 0
         number = int(np.prod(chosen))
-        flat = self._reshaped(indices, [number])
+        flat = self._in_shape(indices, [number])
         shape = self._shape(values)
         rows = self._tensor([*shape[:axis], number, *shape[axis + 1 :]], self._dtype(final))
         operator.inputs = np.array([values, flat], "int32")
         operator.outputs = np.array([rows], "int32")
         return self._reshape(rows, self._shape(final), final)
 
-    def _shifted(self, indices: int, shape: list[int], size: int) -> int:
+    def _shift(self, indices: int, shape: list[int], size: int) -> int:
         """Indices of rows of several tables, one after another, each of `size` rows."""
         table = self._constant(np.arange(shape[0]).reshape(1, 1, -1, 1) * size)
         result = self._tensor([1, 1, *shape], self._dtype(indices))
-        source = self._reshaped(indices, [1, 1, *shape])
+        source = self._in_shape(indices, [1, 1, *shape])
         self._operators.append(self._operator("ADD", [source, table], result, "AddOptions"))
         return result
 
-    def _rewrite_one_hot(self, operator: Any) -> Any:
+    def _rewrite_one_hot(self, operator: OperatorT) -> OperatorT:
         """Takes indices of one axis."""
         shape, final = self._shape(operator.inputs[0]), operator.outputs[0]
         if len(shape) <= gpu_support.ONE_HOT_AXES or operator.builtinOptions.axis not in (
@@ -152,13 +152,13 @@ class _Rewriter(GraphEditor):
         count = int(np.prod(shape))
         rows = self._tensor([count, self._shape(final)[-1]], self._dtype(final))
         operator.inputs = np.array(
-            [self._reshaped(operator.inputs[0], [count]), *operator.inputs[1:]], "int32"
+            [self._in_shape(operator.inputs[0], [count]), *operator.inputs[1:]], "int32"
         )
         operator.builtinOptions.axis = -1
         operator.outputs = np.array([rows], "int32")
         return self._reshape(rows, self._shape(final), final)
 
-    def _rewrite_largest(self, operator: Any) -> Any:
+    def _rewrite_largest(self, operator: OperatorT) -> OperatorT:
         """Finds the largest number, and its index, without TOPK_V2."""
         source, count = operator.inputs
         if not self._is_constant(count) or self._values(count) != [1]:
@@ -174,7 +174,7 @@ class _Rewriter(GraphEditor):
         _become(operator, find)
         return self._reshape(index, self._shape(where), where)
 
-    def _rewrite_choice(self, operator: Any) -> None:
+    def _rewrite_choice(self, operator: OperatorT) -> None:
         """Gives both values the shape of the result, except constants of one element."""
         final = self._shape(operator.outputs[0])
         condition, *values = (int(i) for i in operator.inputs)
@@ -184,13 +184,13 @@ class _Rewriter(GraphEditor):
             if shape == final or single or len(final) > _MOST_AXES:
                 continue
             if self._is_constant(index):
-                values[n] = self._repeated(index, final)
+                values[n] = self._repeat(index, final)
             else:
                 values[n] = self._tensor(final, self._dtype(index))
                 self._operators += self._tiles(index, values[n])
         operator.inputs = np.array([condition, *values], "int32")
 
-    def _rewrite_broadcast(self, operator: Any) -> None:
+    def _rewrite_broadcast(self, operator: OperatorT) -> None:
         final = operator.outputs[0]
         if len(self._shape(final)) > _MOST_AXES:
             return
@@ -198,11 +198,11 @@ class _Rewriter(GraphEditor):
         self._operators += before
         _become(operator, last)
 
-    def _tiles(self, source: int, final: int) -> list[Any]:
+    def _tiles(self, source: int, final: int) -> list[OperatorT]:
         """Operators that repeat a tensor along axes of size 1; booleans as numbers."""
         sizes, shape = self._shape(final), self._shape(source)
         shape = [1] * (len(sizes) - len(shape)) + shape
-        source = self._reshaped(source, shape)
+        source = self._in_shape(source, shape)
         times = self._constant([b // a for a, b in zip(shape, sizes, strict=True)])
         types = self._schema.TensorType
         if self._dtype(final) != types.BOOL:
@@ -211,7 +211,7 @@ class _Rewriter(GraphEditor):
         tile = self._operator("TILE", [numbers, times], whole)
         return [self._cast(source, numbers), tile, self._cast(whole, final)]
 
-    def _repeated(self, index: int, shape: list[int]) -> int:
+    def _repeat(self, index: int, shape: list[int]) -> int:
         """A constant, broadcast."""
         old = self._shape(index)
         data = np.asarray(self._model.buffers[self._graph.tensors[index].buffer].data, "uint8")
@@ -223,7 +223,7 @@ class _Rewriter(GraphEditor):
         self._model.buffers.append(buffer)
         return self._tensor(shape, self._dtype(index), len(self._model.buffers) - 1)
 
-    def _rewrite_cumulative_sum(self, operator: Any) -> Any:
+    def _rewrite_cumulative_sum(self, operator: OperatorT) -> OperatorT:
         """Adds in float32, which is exact up to 2^24."""
         source, final = operator.inputs[0], operator.outputs[0]
         types = self._schema.TensorType
@@ -236,7 +236,7 @@ class _Rewriter(GraphEditor):
         operator.outputs = np.array([sums], "int32")
         return self._cast(sums, final)
 
-    def _rewrite_padding(self, operator: Any) -> Any:
+    def _rewrite_padding(self, operator: OperatorT) -> OperatorT:
         """Pads a tensor of four axes."""
         source, final = operator.inputs[0], operator.outputs[0]
         missing = _MOST_AXES - len(self._shape(source))
@@ -246,41 +246,41 @@ class _Rewriter(GraphEditor):
         pads = np.reshape(self._values(operator.inputs[1]), (-1, 2))
         pads = np.concatenate([np.zeros((missing - 1, 2)), pads, np.zeros((1, 2))]).astype("int32")
         ones = [1] * (missing - 1)
-        wide = self._reshaped(source, [*ones, *self._shape(source), 1])
+        wide = self._in_shape(source, [*ones, *self._shape(source), 1])
         result = self._tensor([*ones, *self._shape(final), 1], self._dtype(final))
         operator.inputs = np.array([wide, self._constant(pads)], "int32")
         operator.outputs = np.array([result], "int32")
         return self._reshape(result, self._shape(final), final)
 
-    def _rewrite_constant(self, operator: Any) -> Any:
+    def _rewrite_constant(self, operator: OperatorT) -> OperatorT:
         dtype = self._dtype(operator.inputs[0])
         shapes = [self._shape(i) for i in operator.inputs]
         constant = [self._is_constant(i) for i in operator.inputs]
         if not gpu_support.has_misread_constant(shapes, constant, dtype):
             return None
-        wide = [_widened(shape) for shape in shapes]
+        wide = [_four_axes(shape) for shape in shapes]
         if gpu_support.has_misread_constant(wide, constant, dtype):  # a batch of constants
             return None
         return self._widen(operator)
 
-    def _transpose_operands(self, operator: Any) -> None:
+    def _transpose_operands(self, operator: OperatorT) -> None:
         """Transposes the operands of a product before it."""
         options = operator.builtinOptions
         inputs = list(operator.inputs)
         for number, attribute in enumerate(("adjX", "adjY")):
             if getattr(options, attribute):
-                inputs[number] = self._transposed(inputs[number])
+                inputs[number] = self._transpose_axes(inputs[number])
                 setattr(options, attribute, False)
         operator.inputs = np.array(inputs, "int32")
 
-    def _transposed(self, index: int) -> int:
+    def _transpose_axes(self, index: int) -> int:
         """A tensor with its last two axes exchanged."""
-        result = self._tensor(_swapped(self._shape(index)), self._dtype(index))
+        result = self._tensor(_swap_last(self._shape(index)), self._dtype(index))
         self._operators.append(self._transpose(index, result))
         return result
 
-    def _transpose(self, source: int, result: int) -> Any:
-        order = _swapped(list(range(len(self._shape(source)))))
+    def _transpose(self, source: int, result: int) -> OperatorT:
+        order = _swap_last(list(range(len(self._shape(source)))))
         return self._operator(
             "TRANSPOSE", [source, self._constant(order)], result, "TransposeOptions"
         )
@@ -293,9 +293,9 @@ class _Rewriter(GraphEditor):
         buffer = self._schema.BufferT()
         buffer.data = np.ascontiguousarray(np.swapaxes(values, -1, -2)).view("uint8").ravel()
         self._model.buffers.append(buffer)
-        return self._tensor(_swapped(shape), self._dtype(index), len(self._model.buffers) - 1)
+        return self._tensor(_swap_last(shape), self._dtype(index), len(self._model.buffers) - 1)
 
-    def _widen(self, operator: Any) -> Any:
+    def _widen(self, operator: OperatorT) -> OperatorT:
         """Gives both operands four axes, of which the first are 1.
 
         Returns:
@@ -303,20 +303,20 @@ class _Rewriter(GraphEditor):
         """
         inputs, final = list(operator.inputs), operator.outputs[0]
         for number, index in enumerate(inputs):
-            inputs[number] = self._reshaped(index, _widened(self._shape(index)))
+            inputs[number] = self._in_shape(index, _four_axes(self._shape(index)))
         sizes = self._shape(final)
-        whole = self._tensor(_widened(sizes), self._dtype(final))
+        whole = self._tensor(_four_axes(sizes), self._dtype(final))
         operator.inputs, operator.outputs = np.array(inputs, "int32"), np.array([whole], "int32")
         return self._reshape(whole, sizes, final)
 
-    def _is_refused(self, operator: Any) -> bool:
+    def _is_refused(self, operator: OperatorT) -> bool:
         """Whether a slice removes axes or has too few, and is of constant size."""
         few = len(self._graph.tensors[operator.inputs[0]].shape) < _LEAST_AXES
         tensors = [self._graph.tensors[i] for i in operator.inputs[1:]]
         known = all(self._model.buffers[x.buffer].data is not None for x in tensors)
         return known and bool(few or operator.builtinOptions.shrinkAxisMask)
 
-    def _keep_axes(self, operator: Any) -> Any:
+    def _keep_axes(self, operator: OperatorT) -> OperatorT:
         """Lets a slice take three axes or more and keep those that it removes.
 
         Returns:
@@ -353,17 +353,17 @@ class _Rewriter(GraphEditor):
         return self._reshape(whole, sizes, final)
 
 
-def _become(operator: Any, other: Any) -> None:
+def _become(operator: OperatorT, other: OperatorT) -> None:
     """Gives an operator the kind, the tensors and the options of another."""
     for name in ("opcodeIndex", "inputs", "outputs", "builtinOptions", "builtinOptionsType"):
         setattr(operator, name, getattr(other, name))
 
 
-def _swapped(sizes: list[int]) -> list[int]:
+def _swap_last(sizes: list[int]) -> list[int]:
     """The last two exchanged."""
     return [*sizes[:-2], sizes[-1], sizes[-2]]
 
 
-def _widened(shape: list[int]) -> list[int]:
+def _four_axes(shape: list[int]) -> list[int]:
     """A shape of four axes, of which the first are 1."""
     return [1] * (_MOST_AXES - len(shape)) + shape

@@ -1,10 +1,9 @@
 """Rewrites operators with weights of 8 or 16 bits for LiteRT's GPU delegate."""
 
-from typing import Any
-
 import numpy as np
 
 from keras_tfm.export.graph.graph_editor import GraphEditor
+from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT
 from keras_tfm.runtime import flatbuffer
 
 # The operators that look up rows of a table.
@@ -20,7 +19,7 @@ class WeightRewriter(GraphEditor):
             share it, as they share their weights.
     """
 
-    def __init__(self, model: Any, graph: Any, tables: dict[int, int]):
+    def __init__(self, model: ModelT, graph: SubGraphT, tables: dict[int, int]):
         super().__init__(model, graph)
         self._tables = tables
 
@@ -56,12 +55,12 @@ class WeightRewriter(GraphEditor):
                 and result in read
                 and self._is_constant(source)
             ):
-                self._graph.tensors[result].buffer = self._widened(source)
+                self._graph.tensors[result].buffer = self._widen(source)
             else:
                 kept.append(operator)
         self._graph.operators = kept
 
-    def _widened(self, index: int) -> int:
+    def _widen(self, index: int) -> int:
         """The buffer of a constant in float32."""
         buffer = int(self._graph.tensors[index].buffer)
         if buffer not in self._tables:
@@ -72,7 +71,7 @@ class WeightRewriter(GraphEditor):
             self._tables[buffer] = len(self._model.buffers) - 1
         return self._tables[buffer]
 
-    def _keep_axes(self, operator: Any) -> Any:
+    def _keep_axes(self, operator: OperatorT) -> OperatorT:
         """Gives a projection the axes of its input; the delegate mixes them up in int8."""
         final = operator.outputs[0]
         shape, sizes = self._shape(operator.inputs[0]), self._shape(final)
@@ -84,7 +83,7 @@ class WeightRewriter(GraphEditor):
         operator.outputs = np.array([result], "int32")
         return self._reshape(result, sizes, final)
 
-    def _select_pixels(self, operator: Any) -> None:
+    def _select_pixels(self, operator: OperatorT) -> None:
         """Removes the strides of a convolution of single pixels, which are wrong in int8."""
         options, (x, kernel) = operator.builtinOptions, (int(i) for i in operator.inputs[:2])
         strides = [options.strideH, options.strideW]

@@ -1,10 +1,11 @@
 """Replaces the operators of a graph in a .tflite file."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest.storage import import_litert
 
@@ -17,19 +18,19 @@ class GraphEditor:
         graph: one of its subgraphs.
     """
 
-    def __init__(self, model: Any, graph: Any):
+    def __init__(self, model: ModelT, graph: SubGraphT):
         self._schema = import_litert("schema_py_generated")
         self._model, self._graph = model, graph
-        self._operators: list[Any] = []
+        self._operators: list[OperatorT] = []
         codes = vars(self._schema.BuiltinOperator)
         self._kinds = {code: name for name, code in codes.items() if name[0] != "_"}
 
-    def _kind(self, operator: Any) -> str:
+    def _kind(self, operator: OperatorT) -> str:
         """The name of an operator in the schema."""
         code = self._model.operatorCodes[operator.opcodeIndex]
         return self._kinds[max(code.builtinCode, code.deprecatedBuiltinCode)]
 
-    def _cast(self, source: int, result: int) -> Any:
+    def _cast(self, source: int, result: int) -> OperatorT:
         cast = self._operator("CAST", [source], result, "CastOptions")
         cast.builtinOptions.inDataType = self._dtype(source)
         cast.builtinOptions.outDataType = self._dtype(result)
@@ -45,7 +46,7 @@ class GraphEditor:
     def _is_constant(self, index: int) -> bool:
         return self._model.buffers[self._graph.tensors[index].buffer].data is not None
 
-    def _reshaped(self, index: int, shape: Sequence[int]) -> int:
+    def _in_shape(self, index: int, shape: Sequence[int]) -> int:
         """A tensor in another shape; a constant without an operator."""
         source = self._graph.tensors[index]
         if self._is_constant(index):
@@ -56,7 +57,7 @@ class GraphEditor:
         self._operators.append(self._reshape(index, shape, result))
         return result
 
-    def _reshape(self, source: int, shape: Sequence[int], result: int) -> Any:
+    def _reshape(self, source: int, shape: Sequence[int], result: int) -> OperatorT:
         inputs = [source, self._constant(shape)]
         reshape = self._operator("RESHAPE", inputs, result, "ReshapeOptions")
         reshape.builtinOptions.newShape = np.array(shape, "int32")
@@ -75,7 +76,7 @@ class GraphEditor:
         self._graph.tensors.append(tensor)
         return len(self._graph.tensors) - 1
 
-    def _constant(self, values: Any, dtype: str = "int32") -> int:
+    def _constant(self, values: npt.ArrayLike, dtype: str = "int32") -> int:
         """The index of a new tensor of constants in int32 or float32."""
         values = np.array(values, dtype)
         buffer = self._schema.BufferT()
@@ -91,13 +92,13 @@ class GraphEditor:
         ends: Sequence[int],
         strides: Sequence[int],
         result: int,
-    ) -> Any:
+    ) -> OperatorT:
         inputs = [source, *map(self._constant, (begins, ends, strides))]
         return self._operator("STRIDED_SLICE", inputs, result, "StridedSliceOptions")
 
     def _operator(
         self, kind: str, inputs: Sequence[int], output: int, options: str | None = None
-    ) -> Any:
+    ) -> OperatorT:
         """A new operator of a builtin kind, with default options of a type of the schema."""
         code = getattr(self._schema.BuiltinOperator, kind)
         operator = self._schema.OperatorT()

@@ -6,8 +6,7 @@ compute the same. XNNPACK multiplies float32 queries with the int8 keys of a DEQ
 nothing else reads it and the product does not transpose it (`adj_y`). Other runtimes dequantise.
 """
 
-from typing import Any
-
+from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT, TensorT
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest.storage import import_litert
 
@@ -24,10 +23,10 @@ def with_int8_operators(content: bytes) -> bytes:
     return flatbuffer.write(model)
 
 
-def _rewrite(model: Any, graph: Any) -> None:
+def _rewrite(model: ModelT, graph: SubGraphT) -> None:
     schema = import_litert("schema_py_generated")
     types, operators = schema.TensorType, schema.BuiltinOperator
-    makers: dict[int, Any] = {}
+    makers: dict[int, OperatorT] = {}
     readers: dict[int, int] = {}
     for operator in graph.operators:
         makers |= dict.fromkeys(map(int, operator.outputs), operator)
@@ -36,7 +35,7 @@ def _rewrite(model: Any, graph: Any) -> None:
     for x in graph.outputs:
         readers[int(x)] = readers.get(int(x), 0) + 1
 
-    def kind(operator: Any) -> int:
+    def kind(operator: OperatorT) -> int:
         code = model.operatorCodes[operator.opcodeIndex]
         return int(max(code.builtinCode, code.deprecatedBuiltinCode))
 
@@ -63,12 +62,12 @@ def _rewrite(model: Any, graph: Any) -> None:
             tensor.quantization.scale, tensor.quantization.zeroPoint = [1.0], [0]
 
 
-def _become(model: Any, operator: Any, builtin: int, version: int) -> None:
+def _become(model: ModelT, operator: OperatorT, builtin: int, version: int) -> None:
     operator.opcodeIndex = flatbuffer.operator_code(model, builtin, version)
     operator.builtinOptions, operator.builtinOptionsType = None, 0
 
 
-def _has_scale(tensor: Any) -> bool:
+def _has_scale(tensor: TensorT) -> bool:
     quantization = tensor.quantization
     return (
         quantization is not None and quantization.scale is not None and len(quantization.scale) > 0

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import keras
 
@@ -82,7 +82,7 @@ class LiteRTLMArguments(TypedDict, total=False):
 def export_litertlm(
     model: keras.Model,
     path: str | Path,
-    tokenizer: Any = None,
+    tokenizer: object = None,
     quantization: str = "float32",
     *,
     chat_template: ChatTemplate | None = None,

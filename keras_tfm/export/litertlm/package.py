@@ -101,7 +101,7 @@ def jinja(template: ChatTemplate, end: str) -> str:
     if template.system is None:
         system = _refusal(NO_SYSTEM)
     else:
-        system = _quoted(template.system[0]) + content + _quoted(template.system[1])
+        system = _quote(template.system[0]) + content + _quote(template.system[1])
     roles = "messages|map(attribute='role')|join(', ')"
     return (
         "{% if tools %}"
@@ -114,20 +114,20 @@ def jinja(template: ChatTemplate, end: str) -> str:
         + "{% if m.role == 'system' and loop.first %}"
         + system
         + "{% elif m.role == 'user' and loop.first %}"
-        + _quoted(template.first)
+        + _quote(template.first)
         + content
-        + _quoted(template.answer)
+        + _quote(template.answer)
         + "{% elif m.role == 'user' and messages[loop.index0 - 1].role == 'system' %}"
         + content
-        + _quoted(template.answer)
+        + _quote(template.answer)
         + "{% elif m.role == 'user' and messages[loop.index0 - 1].role == 'assistant' %}"
-        + _quoted(template.next.removeprefix(end))
+        + _quote(template.next.removeprefix(end))
         + content
-        + _quoted(template.answer)
+        + _quote(template.answer)
         + "{% elif m.role == 'assistant' and not loop.first"
         + " and messages[loop.index0 - 1].role == 'user' %}"
         + content
-        + _quoted(end)
+        + _quote(end)
         + "{% else %}"
         + _refusal(ROLES, roles)
         + "{% endif %}{% if loop.last and add_generation_prompt and m.role != 'user' %}"
@@ -144,7 +144,7 @@ def _refusal(message: str, received: str = "") -> str:
     return "{{ raise_exception(" + text + (f" ~ ({received})" if received else "") + ") }}"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "{{ " + json.dumps(text, ensure_ascii=False) + " }}" if text else ""
 
 

@@ -4,7 +4,7 @@ import importlib.util
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -22,6 +22,7 @@ from keras_tfm.export.verification.verify import (
 )
 from keras_tfm.matmul_precision import full_precision
 from keras_tfm.runtime.inspection.subprocesses import run_module
+from keras_tfm.runtime.manifest.records import Json
 from keras_tfm.runtime.model import Model, load
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
 
@@ -192,7 +193,7 @@ def _answer(file: Model, request: Request, text: str, ids: list[int]) -> _Answer
     return _Answer(text, ids, tokens, np.stack(logits))
 
 
-def _agree(expected: _Answer, answer: dict[str, Any], allowed: float) -> bool:
+def _agree(expected: _Answer, answer: Json, allowed: float) -> bool:
     """Whether the runtime's text is the expected one, up to a step whose best tokens are close.
 
     Args:

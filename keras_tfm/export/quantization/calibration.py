@@ -10,12 +10,12 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.export.quantization.four_bits import matrix_bits
-from keras_tfm.export.quantization.gptq import compensated
+from keras_tfm.export.quantization.gptq import compensate
 from keras_tfm.export.quantization.kept_layers import find_layers, has_name
 from keras_tfm.export.quantization.precision import in_float32
-from keras_tfm.export.quantization.smoothing import smooth_block
+from keras_tfm.export.quantization.smoothing import Activations, smooth_block
 from keras_tfm.generation.interface import interface_of
-from keras_tfm.keras_internals import sublayers
+from keras_tfm.keras_internals import Tensor, sublayers
 from keras_tfm.layers.base_layer import Projection
 from keras_tfm.layers.transformer_block import TransformerBlock
 from keras_tfm.models import with_dtype
@@ -28,43 +28,9 @@ _ROWS = 2048
 _EXACT = 1e-3
 
 
-class Activations:
-    """What a projection was given: its inputs x (N, D) over all examples.
-
-    Attributes:
-        peaks: (D,), the largest magnitude of each channel.
-        rows: (n, D), at most some 2,000 of the inputs.
-        products: (D, D), x^T x; None for weights of 8 bits.
-    """
-
-    def __init__(self, width: int, with_products: bool):
-        self.peaks = np.zeros(width, "float32")
-        self.products = np.zeros((width, width), "float32") if with_products else None
-        self._kept: list[np.ndarray] = []
-
-    @property
-    def rows(self) -> np.ndarray:
-        """The inputs that were kept."""
-        return np.concatenate(self._kept)
-
-    def add(self, x: np.ndarray, kept: int) -> None:
-        """Adds inputs (N, D) and keeps `kept` of them."""
-        self.peaks = np.maximum(self.peaks, np.abs(x).max(0, initial=0.0))
-        self._kept.append(x[:: -(-len(x) // kept)].copy())
-        if self.products is not None:
-            self.products += x.T @ x
-
-    def divide(self, factors: np.ndarray) -> None:
-        """What the projection gets once each channel is divided by a factor (D,)."""
-        self.peaks = self.peaks / factors
-        self._kept = [x / factors for x in self._kept]
-        if self.products is not None:
-            self.products /= np.outer(factors, factors)
-
-
 def calibrate(
     model: keras.Model,
-    examples: Iterable[Any],
+    examples: Iterable[object],
     quantization: str = "int8",
     *,
     keep_float: Sequence[str] = (),
@@ -130,7 +96,7 @@ def calibrate(
             return 8
         return matrix_bits(ops.convert_to_numpy(layer.kernel).T)
 
-    with _recorded(blocks, len(rows), bits_of) as activations:
+    with _record(blocks, len(rows), bits_of) as activations:
         wanted = interface_of(copy).call(rows[0])
         for row in rows[1:]:
             interface_of(copy).call(row)
@@ -141,11 +107,11 @@ def calibrate(
     for layer in (layer for block in blocks for layer in _projections(block)):
         given = activations.get(id(layer))
         if given is not None and given.products is not None and bits_of(layer) == 4:
-            layer.kernel.assign(compensated(ops.convert_to_numpy(layer.kernel), given.products))
+            layer.kernel.assign(compensate(ops.convert_to_numpy(layer.kernel), given.products))
     return copy
 
 
-def _example(model: keras.Model, number: int, example: Any) -> dict[str, Any]:
+def _example(model: keras.Model, number: int, example: object) -> dict[str, Tensor]:
     """One example as tensors by input name."""
     place = f"examples[{number}]"
     specs = {name: x.spec for name, x in interface_of(model).inputs.items()}
@@ -170,22 +136,22 @@ def _example(model: keras.Model, number: int, example: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _recorded(
-    blocks: list[Any], calls: int, bits_of: Callable[[Projection], int]
+def _record(
+    blocks: list[TransformerBlock], calls: int, bits_of: Callable[[Projection], int]
 ) -> Iterator[dict[int, Activations]]:
     """Records what the projections of blocks are given, by their ids."""
     activations: dict[int, Activations] = {}
     kept = max(1, _ROWS // calls)
 
-    def recorder(layer: Projection, call: Callable[..., Any]) -> Callable[..., Any]:
-        def recorded(inputs: Any, training: bool | None = None) -> Any:
+    def recorder(layer: Projection, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def record(inputs: Tensor, training: bool | None = None) -> Tensor:
             x = ops.convert_to_numpy(inputs).reshape(-1, inputs.shape[-1])
             if id(layer) not in activations:
                 activations[id(layer)] = Activations(x.shape[-1], bits_of(layer) == 4)
             activations[id(layer)].add(x, kept)
             return call(inputs, training=training)
 
-        return recorded
+        return record
 
     projections: list[Any] = [layer for block in blocks for layer in _projections(block)]
     for layer in projections:
@@ -197,11 +163,11 @@ def _recorded(
             del layer.call
 
 
-def _projections(block: Any) -> list[Projection]:
+def _projections(block: TransformerBlock) -> list[Projection]:
     return [x for x in sublayers(block) if isinstance(x, Projection)]
 
 
-def _check_equal(model: keras.Model, wanted: Any, found: Any) -> None:
+def _check_equal(model: keras.Model, wanted: object, found: object) -> None:
     """Raises a ValueError if scaling has changed the outputs beyond rounding."""
     for x, y in zip(keras.tree.flatten(wanted), keras.tree.flatten(found), strict=True):
         x, y = (ops.convert_to_numpy(z).astype("float32") for z in (x, y))

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Collection
-from typing import Any
 
 import numpy as np
 
+from keras_tfm.export.graph.schema import ModelT, OperatorT, TensorT
 from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime import flatbuffer
 
@@ -17,7 +17,7 @@ _SMALLEST_SCALE, _LARGEST_SCALE = float(np.finfo("float16").tiny), 65280.0
 LARGEST_LEVEL = 7  # of the levels -7..7
 
 
-def import_quantizer() -> Any:
+def import_quantizer() -> OperatorT:
     """Imports the quantizer; the error names the extra to install."""
     return optional_package(
         "ai_edge_quantizer.quantizer",
@@ -101,7 +101,7 @@ def matrix_bits(values: np.ndarray) -> int:
     return 4 if scale == 0.0 or _SMALLEST_SCALE <= scale <= _LARGEST_SCALE else 8
 
 
-def _floor_scales(model: Any) -> None:
+def _floor_scales(model: ModelT) -> None:
     """Raises each block's scale to at least the smallest normal float16, and rounds again."""
     done = set()
     for graph in model.subgraphs:
@@ -115,19 +115,19 @@ def _floor_scales(model: Any) -> None:
             floored = np.maximum(scales, np.float16(_SMALLEST_SCALE))
             if np.array_equal(scales, floored):
                 continue
-            blocks = unpacked(model, tensor).reshape(-1, details.blockSize).astype("float32")
+            blocks = unpack(model, tensor).reshape(-1, details.blockSize).astype("float32")
             blocks *= (scales.astype("float32") / floored.astype("float32"))[:, np.newaxis]
             model.buffers[stored].data = floored.view("uint8")
-            model.buffers[tensor.buffer].data = _packed(np.rint(blocks).astype("int8"))
+            model.buffers[tensor.buffer].data = _pack(np.rint(blocks).astype("int8"))
 
 
-def unpacked(model: Any, tensor: Any) -> np.ndarray:
+def unpack(model: ModelT, tensor: TensorT) -> np.ndarray:
     """The values -8..7 of a 4-bit tensor, as int8. A byte holds the first value in its low bits."""
     data = np.frombuffer(bytes(model.buffers[tensor.buffer].data), "int8")
     numbers = np.stack([(data << 4).astype("int8") >> 4, data >> 4], axis=-1).ravel()
     return numbers[: int(np.prod(tensor.shape))].reshape(tensor.shape)
 
 
-def _packed(numbers: np.ndarray) -> np.ndarray:
+def _pack(numbers: np.ndarray) -> np.ndarray:
     low, high = numbers.reshape(-1, 2).astype("uint8").T
     return ((low & 15) | (high << 4)).astype("uint8")

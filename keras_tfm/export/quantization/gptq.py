@@ -9,13 +9,13 @@ from keras_tfm.export.quantization.four_bits import BLOCK, LARGEST_LEVEL
 _DAMPING = 0.01
 
 
-def compensated(kernel: np.ndarray, products: np.ndarray) -> np.ndarray:
+def compensate(kernel: np.ndarray, products: np.ndarray) -> np.ndarray:
     """A kernel whose values are those of a 4-bit file, chosen for the inputs it gets.
 
     Row after row is rounded, and the rows that follow are changed so that the product with the
     inputs x changes least. With H = x^T x and the upper triangular U, U^T U = H^-1:
 
-    W[j:] -= U[j, j:]^T (W[j] - rounded(W[j])) / U[j, j]
+    W[j:] -= U[j, j:]^T (W[j] - round_kernel(W[j])) / U[j, j]
 
     "GPTQ" (arXiv:2210.17323), equations 2 and 3 in the form of section 3.3. The scale of a block
     is the one of its largest value when its turn comes, which stays the largest.
@@ -61,13 +61,13 @@ def block_scales(block: np.ndarray) -> np.ndarray:
     return np.maximum(scales.astype("float16").astype("float32"), np.finfo("float16").tiny)
 
 
-def rounded(kernel: np.ndarray, bits: int) -> np.ndarray:
+def round_kernel(kernel: np.ndarray, bits: int) -> np.ndarray:
     """A kernel (D, F) with each value rounded to the nearest one of an 8-bit or 4-bit file.
 
     >>> import numpy as np
-    >>> from keras_tfm.export.quantization.gptq import rounded
+    >>> from keras_tfm.export.quantization.gptq import round_kernel
     >>> kernel = np.array([[100.0], [502.2], [1270.0]])
-    >>> rounded(kernel, 8).ravel().tolist()
+    >>> round_kernel(kernel, 8).ravel().tolist()
     [100.0, 500.0, 1270.0]
     """
     if bits == 8:

@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -38,7 +37,7 @@ def find_layers(
     """
     if isinstance(names, str):
         raise TypeError(f"{option} must be a sequence of layer names, got the string {names!r}")
-    paths: dict[str, list[Any]] = {}
+    paths: dict[str, list[keras.Variable]] = {}
     for layer in sublayers(model):
         for known in {_path(layer), layer.name}:
             paths.setdefault(known, []).extend(layer.weights)
@@ -162,7 +161,7 @@ def exact_buffers(
     return found
 
 
-def _path(layer: Any) -> str:
+def _path(layer: keras.Layer) -> str:
     return getattr(layer, "path", None) or layer.name
 
 

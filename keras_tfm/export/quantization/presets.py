@@ -4,7 +4,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import keras
 import numpy as np
@@ -35,7 +34,7 @@ _MASKED_IN_8_BITS = -30.0
 _ROWS = 64
 
 # Converts the model to the bytes of a file. The argument configures the converter.
-Convert = Callable[[Callable[[Any], None]], bytes]
+Convert = Callable[[Callable[[tf.lite.TFLiteConverter], None]], bytes]
 
 
 class Quantization:
@@ -69,7 +68,7 @@ class Quantization:
         model: keras.Model,
         preset: str,
         keep_float: Sequence[str] = (),
-        representative_data: Iterable[Any] | None = None,
+        representative_data: Iterable[object] | None = None,
         keep_int8: Sequence[str] = (),
     ):
         if preset not in QUANTIZATIONS:
@@ -149,7 +148,7 @@ class Quantization:
         if self.preset != "int8_full":
             return
         assert self._data is not None
-        given: Mapping[str, Iterable[Any]] = {signatures[0].name: self._data}
+        given: Mapping[str, Iterable[object]] = {signatures[0].name: self._data}
         names = [signature.name for signature in signatures]
         if len(names) > 1:
             if not isinstance(self._data, Mapping) or set(self._data) != set(names):
@@ -184,12 +183,12 @@ class Quantization:
             content = convert(_dynamic)
             if not self._layers and not self._kernels and not self._constants:
                 return content
-            kept = self._kept(flatbuffer.float_weights(flatbuffer.read(convert(_plain))))
+            kept = self._find_kept(flatbuffer.float_weights(flatbuffer.read(convert(_plain))))
             return _restore(content, kept, [*self._layers])
         if self.preset == "int8_full":
             with warnings.catch_warnings():  # about the calibrator's own interpreter
                 warnings.filterwarnings("ignore", r"\s*Warning: tf.lite.Interpreter is deprecated")
-                model = flatbuffer.read(convert(self._calibrated))
+                model = flatbuffer.read(convert(self._calibrate))
             flatbuffer.round_after_lookup(model)
             content = flatbuffer.write(model)
             _warn_of_fragments(content, convert(_plain))
@@ -199,7 +198,7 @@ class Quantization:
             return content
         model = flatbuffer.read(content)
         weights = flatbuffer.float_weights(model)
-        kept = self._kept(weights)
+        kept = self._find_kept(weights)
         if self.preset == "int4":
             eight_bits = find_buffers(weights, self._eight_bits, "keep_int8")
             return four_bits.quantize(content, kept, eight_bits.keys() - kept.keys())
@@ -208,14 +207,14 @@ class Quantization:
         flatbuffer.store_half(model, rounded)
         return flatbuffer.write(model)
 
-    def _kept(self, stored: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+    def _find_kept(self, stored: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """The weights that stay float32, by buffer."""
         exact = exact_buffers(stored, self._kernels)
         kept = {buffer: stored[buffer] for buffers in exact.values() for buffer in buffers}
         constants = find_buffers(stored, self._constants, required=False)
         return find_buffers(stored, self._layers) | constants | kept
 
-    def _calibrated(self, converter: Any) -> None:
+    def _calibrate(self, converter: tf.lite.TFLiteConverter) -> None:
         def data() -> Iterator[tuple[str, dict[str, np.ndarray]]]:
             yield from self._samples
 
@@ -223,7 +222,7 @@ class Quantization:
         converter.representative_dataset = data
 
 
-def _raw_kernels(model: Any) -> dict[str, list[np.ndarray]]:
+def _raw_kernels(model: keras.Layer) -> dict[str, list[np.ndarray]]:
     """The kernels that stay float32, by layer: those that read numbers too raw for 8 bits.
 
     `model`: a functional model, or a `ModelGroup`.
@@ -246,11 +245,11 @@ def masks_of(preset: str) -> AbstractContextManager[None]:
     return bounded_masks(_MASKED_IN_8_BITS) if preset == "int8_full" else nullcontext()
 
 
-def _plain(converter: Any) -> None:
+def _plain(converter: tf.lite.TFLiteConverter) -> None:
     """Float32: the default converter."""
 
 
-def _dynamic(converter: Any) -> None:
+def _dynamic(converter: tf.lite.TFLiteConverter) -> None:
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
 
 
@@ -286,7 +285,7 @@ def _check_half(weights: dict[int, np.ndarray]) -> None:
         )
 
 
-def _sample(place: str, sample: Any, signature: Signature) -> dict[str, np.ndarray]:
+def _sample(place: str, sample: object, signature: Signature) -> dict[str, np.ndarray]:
     """One sample of the representative data, as arguments of the signature."""
     specs = {name: x.spec for name, x in signature.inputs.items()}
     if not isinstance(sample, Mapping):

@@ -1,15 +1,15 @@
 """Moves outliers of activations into weights."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.export.quantization.gptq import rounded
+from keras_tfm.export.quantization.gptq import round_kernel
 from keras_tfm.layers.base_layer import Projection
 from keras_tfm.layers.feed_forward import FeedForward
+from keras_tfm.layers.multi_head_attention.base import MultiHeadAttention
 from keras_tfm.layers.multi_head_attention.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_attention.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.positions.alibi import ALiBi
@@ -19,6 +19,7 @@ from keras_tfm.layers.positions.disentangled_position_embedding import (
 from keras_tfm.layers.positions.relative_position_bias import RelativePositionBias
 from keras_tfm.layers.positions.rotary_embedding import RotaryEmbedding
 from keras_tfm.layers.residual import Residual
+from keras_tfm.layers.transformer_block import TransformerBlock
 
 # The exponents (a, b) that are tried. (a, 1 - a) is SmoothQuant's, (a, 0) AWQ's.
 _EXPONENTS = [(0.0, 0.0)] + [(a / 20, 0.0) for a in range(4, 17)]
@@ -28,8 +29,48 @@ _LEAST, _MOST = 1e-2, 1e2
 _TINY = 1e-5
 
 
+# Scales the inputs of projections; see `smooth_block`.
+Scale = Callable[..., None]
+
+
+class Activations:
+    """What a projection was given: its inputs x (N, D) over all examples.
+
+    Attributes:
+        peaks: (D,), the largest magnitude of each channel.
+        rows: (n, D), at most some 2,000 of the inputs.
+        products: (D, D), x^T x; None for weights of 8 bits.
+    """
+
+    def __init__(self, width: int, with_products: bool):
+        self.peaks = np.zeros(width, "float32")
+        self.products = np.zeros((width, width), "float32") if with_products else None
+        self._kept: list[np.ndarray] = []
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The inputs that were kept."""
+        return np.concatenate(self._kept)
+
+    def add(self, x: np.ndarray, kept: int) -> None:
+        """Adds inputs (N, D) and keeps `kept` of them."""
+        self.peaks = np.maximum(self.peaks, np.abs(x).max(0, initial=0.0))
+        self._kept.append(x[:: -(-len(x) // kept)].copy())
+        if self.products is not None:
+            self.products += x.T @ x
+
+    def divide(self, factors: np.ndarray) -> None:
+        """What the projection gets once each channel is divided by a factor (D,)."""
+        self.peaks = self.peaks / factors
+        self._kept = [x / factors for x in self._kept]
+        if self.products is not None:
+            self.products /= np.outer(factors, factors)
+
+
 def smooth_block(
-    block: Any, activations: Mapping[int, Any], bits_of: Callable[[Projection], int]
+    block: TransformerBlock,
+    activations: Mapping[int, Activations],
+    bits_of: Callable[[Projection], int],
 ) -> None:
     """Scales the weights of a block so that less is lost by rounding; its outputs stay the same.
 
@@ -54,7 +95,7 @@ def smooth_block(
 
     def scale(
         layers: list[Projection],
-        divide: Callable[[Any], None],
+        divide: Callable[[np.ndarray], None],
         heads: tuple[int, int] | None = None,
         factors: np.ndarray | None = None,
     ) -> None:
@@ -96,7 +137,7 @@ def smooth_block(
             scale([feed_forward.outer], lambda s: _divide(feed_forward.inner, linear, s))
 
 
-def _with_norm(residual: Residual, layers: list[Projection], scale: Any) -> None:
+def _with_norm(residual: Residual, layers: list[Projection], scale: Scale) -> None:
     """Scales the output of the norm before a sublayer, if there is one.
 
     LiteRT's converter multiplies gamma of a layer norm into the kernel that follows, whatever its
@@ -118,7 +159,7 @@ def _with_norm(residual: Residual, layers: list[Projection], scale: Any) -> None
     scale(layers, divide, factors=gamma)
 
 
-def _with_values(attention: Any, values: Projection, scale: Any) -> None:
+def _with_values(attention: MultiHeadAttention, values: Projection, scale: Scale) -> None:
     """Scales the values; heads of queries that share a head of values share the factors."""
     groups = attention.num_key_value_heads or attention.num_heads
     width = groups * (attention.output_projection.kernel.shape[0] // attention.num_heads)
@@ -140,7 +181,7 @@ def _divide(layer: Projection, columns: slice, factors: np.ndarray) -> None:
 
 def _best(
     layers: list[Projection],
-    activations: Mapping[int, Any],
+    activations: Mapping[int, Activations],
     bits_of: Callable[[Projection], int],
     heads: tuple[int, int] | None,
 ) -> np.ndarray:
@@ -150,7 +191,7 @@ def _best(
     peaks = np.max([x.peaks for x in given], axis=0)
     largest = np.max([np.abs(x).max(1) for x in kernels], axis=0)
     if heads is not None:  # (groups, heads that share a group, K): one factor for those that share
-        peaks, largest = (_shared(x, heads) for x in (peaks, largest))
+        peaks, largest = (_share(x, heads) for x in (peaks, largest))
     rows = given[0].rows  # layers that share factors share their input
     exact = [rows @ kernel for kernel in kernels]
     # Each token counts the same: a norm follows, and some tokens are a thousand times as large.
@@ -164,7 +205,7 @@ def _best(
             float(
                 np.sum(
                     weights
-                    * (x @ rounded(kernel * factors[:, np.newaxis], bits_of(layer)) - y) ** 2
+                    * (x @ round_kernel(kernel * factors[:, np.newaxis], bits_of(layer)) - y) ** 2
                 )
             )
             for layer, kernel, y in zip(layers, kernels, exact, strict=True)
@@ -174,7 +215,7 @@ def _best(
     return best
 
 
-def _shared(x: np.ndarray, heads: tuple[int, int]) -> np.ndarray:
+def _share(x: np.ndarray, heads: tuple[int, int]) -> np.ndarray:
     by_head = x.reshape(*heads, -1)
     return np.broadcast_to(by_head.max(1, keepdims=True), by_head.shape).ravel()
 

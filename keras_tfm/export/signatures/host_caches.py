@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +12,7 @@ from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.decoding.cache import COLUMN_AXES, is_int8
 from keras_tfm.layers.target import export_target
+from keras_tfm.runtime.manifest.records import Json
 
 
 class Caches:
@@ -76,7 +76,7 @@ class Caches:
         return max(prefixes, default=0)
 
     @cached_property
-    def _traced_step(self) -> tuple[Tensors, Any]:
+    def _traced_step(self) -> tuple[Tensors, Json]:
         """A traced step of one token: the encoded values it gets; its logits and new entries."""
         request, length = self.request, self.request.max_length
         assert length is not None
@@ -88,7 +88,7 @@ class Caches:
             "encoded": {name: tf.TensorSpec(x.shape, x.dtype) for name, x in encoded.items()},
         }
 
-        def step(given: dict[str, Any]) -> Any:
+        def step(given: Json) -> Json:
             cache = self.unflatten(given["cache"])
             with (
                 export_target(f"{request.accelerator}-edge"),
@@ -201,7 +201,7 @@ class Caches:
         return self.request.own_name(f"cache_{entry}_{part}")
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Json:
         """The manifest's entries of "decode", without its capacity."""
         request = self.request
         return {

@@ -19,7 +19,6 @@ Example:
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import numpy as np
@@ -74,7 +73,7 @@ class _Path:
 class _Product:
     """A layer with a kernel (..., F, D) that reads a tensor of a path and a shape, without rows."""
 
-    layer: Any
+    layer: keras.Layer
     kernel: np.ndarray
     path: _Path
     shape: tuple[int | None, ...]
@@ -92,7 +91,7 @@ def input_numbers(model: keras.Model) -> dict[str, InputNumbers]:
             continue
         products = _products(model, x)
         if products:
-            read[name], told[name] = products, _told(x, products)
+            read[name], told[name] = products, _distribution(x, products)
         elif "float" in x.dtype:
             told[name] = InputNumbers(Numbers(), None)
     raw = {id(layer) for found in told.values() for layer in found.raw}
@@ -105,13 +104,13 @@ def input_numbers(model: keras.Model) -> dict[str, InputNumbers]:
     return told
 
 
-def _told(x: keras.KerasTensor, products: list[_Product]) -> InputNumbers:
+def _distribution(x: keras.KerasTensor, products: list[_Product]) -> InputNumbers:
     """The distribution of an input that the products tell."""
     scaled = [p for p in products if _is_scaled(p)]
     if scaled:
-        numbers, source = _normalized(scaled[0].path), "the layers before its first product"
+        numbers, source = _of_normalization(scaled[0].path), "the layers before its first product"
     else:
-        numbers, source = _folded(x, products), f"the weights of {products[0].layer.name!r}"
+        numbers, source = _of_weights(x, products), f"the weights of {products[0].layer.name!r}"
     return InputNumbers(numbers, source, tuple(p.layer for p in products if _is_raw(numbers)))
 
 
@@ -126,7 +125,7 @@ def _is_raw(numbers: Numbers) -> bool:
     return bool(largest > _RAW * np.min(numbers.deviation))
 
 
-def _normalized(path: _Path) -> Numbers:
+def _of_normalization(path: _Path) -> Numbers:
     """The inputs that become normally distributed, or pixels from 0 to 255."""
     factor, offset = path.factor, path.offset
     if np.all(factor == factor.flat[0]) and 0.9 < 255 * factor.flat[0] < 2.1:
@@ -135,7 +134,7 @@ def _normalized(path: _Path) -> Numbers:
     return Numbers(-offset / used, 1 / np.abs(used))
 
 
-def _folded(x: keras.KerasTensor, products: list[_Product]) -> Numbers:
+def _of_weights(x: keras.KerasTensor, products: list[_Product]) -> Numbers:
     """The inputs whose products with the kernels have mean 0 and standard deviation 1.
 
     A normalisation (x - m) / s before a kernel K and a bias b is the kernel K / s and the bias
@@ -154,7 +153,7 @@ def _folded(x: keras.KerasTensor, products: list[_Product]) -> Numbers:
     if all(b is not None and len(b.shape) == 1 for b in biases):
         bias = np.concatenate([keras.ops.convert_to_numpy(b).astype("float64") for b in biases])
         if len(bias) == sums.shape[-1]:
-            mean = deviation * _solved((sums * deviation[:, np.newaxis]).T, -bias)
+            mean = deviation * _solve((sums * deviation[:, np.newaxis]).T, -bias)
     shape = [d or 1 for d in x.shape[1:]]
 
     def of_input(values: np.ndarray) -> np.ndarray:
@@ -164,7 +163,7 @@ def _folded(x: keras.KerasTensor, products: list[_Product]) -> Numbers:
     return Numbers(of_input(mean), of_input(deviation))
 
 
-def _solved(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _solve(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The least u with `matrix` u = `values`, but for directions that the matrix hardly reads."""
     rows, columns = matrix.shape
     gram = matrix @ matrix.T if rows < columns else matrix.T @ matrix
@@ -211,7 +210,7 @@ def _products(model: keras.Model, x: keras.KerasTensor) -> list[_Product]:
     return found
 
 
-def _kernel(operation: Any, width: Any) -> np.ndarray | None:
+def _kernel(operation: keras.Operation, width: int | None) -> np.ndarray | None:
     """The kernel (..., F, D) of a layer that multiplies its input's last axis (F) by it."""
     known = keras.layers.Dense | keras.layers.EinsumDense | keras.layers.Conv1D
     known = known | keras.layers.Conv2D | keras.layers.Conv3D

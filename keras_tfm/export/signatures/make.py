@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -23,6 +22,7 @@ from keras_tfm.generation.loop import GenerationLoop
 from keras_tfm.generation.position_tables import positions_to_check
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Strategy
+from keras_tfm.runtime.manifest.records import Json
 
 
 def make_signatures(request: Request) -> list[Signature]:
@@ -86,7 +86,7 @@ def predict(request: Request) -> list[Signature]:
 
 def generate(request: Request) -> list[Signature]:
     """Ids in, tokens out, with the decoding loop and the KV caches inside the graph."""
-    settings: dict[str, Any] = {
+    settings: Json = {
         "max_length": request.max_length,
         "start_id": request.start_id,
         "end_id": request.end_id_setting(),
@@ -123,11 +123,11 @@ def generate(request: Request) -> list[Signature]:
     return result
 
 
-def _description(strategy: Strategy | None) -> dict[str, Any] | None:
+def _description(strategy: Strategy | None) -> Json | None:
     """A strategy's name, its numbers and strings, and its processors; None for greedy search."""
     if strategy is None:
         return None
-    description: dict[str, Any] = {"name": type(strategy).__name__}
+    description: Json = {"name": type(strategy).__name__}
     if dataclasses.is_dataclass(strategy):
         settings = {x.name: getattr(strategy, x.name) for x in dataclasses.fields(strategy)}
         description |= {key: x for key, x in settings.items() if isinstance(x, int | float | str)}

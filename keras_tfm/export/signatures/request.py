@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, NamedTuple, SupportsIndex, TypedDict, Unpack
+from typing import NamedTuple, SupportsIndex, TypedDict, Unpack
 
 import keras
 import numpy as np
@@ -115,7 +115,7 @@ class ExportArguments(GenerationArguments, total=False):
 
 
 def check_keywords(
-    function: Callable[..., Any], given: Mapping[str, Any], known: type[Any]
+    function: Callable[..., object], given: Mapping[str, object], known: type[object]
 ) -> None:
     """Raises a TypeError unless `known`, a `TypedDict`, has every keyword in `given`.
 

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import tensorflow as tf
 
@@ -13,6 +12,7 @@ from keras_tfm.layers.target import export_target
 from keras_tfm.runtime.manifest.manifest import SIGNATURES, Tensor
 from keras_tfm.runtime.manifest.manifest import Input as FileInput
 from keras_tfm.runtime.manifest.manifest import Signature as FileSignature
+from keras_tfm.runtime.manifest.records import Json
 
 Tensors = dict[str, tf.Tensor]
 Function = Callable[[Tensors], Tensors]
@@ -87,7 +87,7 @@ class Signature:
     role: str
     function: Function
     inputs: Mapping[str, Argument]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Json = field(default_factory=dict)
     is_of_text: bool = False
 
     @cached_property
@@ -108,7 +108,7 @@ class Signature:
         return {name: result[name] for name in self.inputs}
 
     @cached_property
-    def traced(self) -> Any:
+    def traced(self) -> tf.types.experimental.ConcreteFunction:
         """The concrete function of `parameters`; traced once."""
 
         def run(**given: tf.Tensor) -> Tensors:

@@ -10,7 +10,6 @@ columns, with which the host begins the caches. Positions still count tokens.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import tensorflow as tf
 
@@ -34,7 +33,7 @@ def encode(caches: Caches) -> list[Signature]:
     result = []
     for length in request.source_lengths or (None,):
 
-        def function(inputs: Tensors, is_short: bool = length != longest) -> Any:
+        def function(inputs: Tensors, is_short: bool = length != longest) -> Tensors:
             token = tf.zeros((request.batch_size, 1), "int32")
             encoded = caches.model.encode(inputs)
             with caches.first_scope() as scope:
@@ -91,7 +90,7 @@ def _chunks(caches: Caches, prefix: str, lengths: Iterable[int], logits: bool) -
     for length in lengths:
         for capacity in (x for x in capacities if x >= length):
 
-            def function(given: Tensors, capacity: int = capacity) -> Any:
+            def function(given: Tensors, capacity: int = capacity) -> Tensors:
                 found, entries = _step(caches, given, given[position], capacity)
                 return {"logits": found, **entries} if logits else entries
 
@@ -119,7 +118,7 @@ def decode(caches: Caches) -> list[Signature]:
     result = []
     for capacity in capacities:
 
-        def function(given: Tensors, capacity: int = capacity) -> Any:
+        def function(given: Tensors, capacity: int = capacity) -> Tensors:
             logits, entries = _step(caches, given, given[position], capacity)
             return {"logits": logits[:, -1], **entries}
 
@@ -174,13 +173,13 @@ def _longer(entries: dict[str, Tensors], caches: Caches) -> dict[str, Tensors]:
     """Entries padded with columns of zeros, as many as those of the longest source have."""
     specs = caches.specs(growing=False)
 
-    def padded(entry: str, part: str, x: tf.Tensor) -> tf.Tensor:
+    def pad(entry: str, part: str, x: tf.Tensor) -> tf.Tensor:
         if part not in COLUMN_AXES:
             return x
         axis, longest = COLUMN_AXES[part], specs[caches.flat_name(entry, part)].shape
         return longer(part, x, longest[axis] - x.shape[axis])
 
     return {
-        entry: {part: padded(entry, part, x) for part, x in parts.items()}
+        entry: {part: pad(entry, part, x) for part, x in parts.items()}
         for entry, parts in entries.items()
     }

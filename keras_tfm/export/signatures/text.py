@@ -1,7 +1,6 @@
 """Signatures that take strings: a tokenizer before the model, and a detokenizer after it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -10,6 +9,9 @@ from keras_tfm.export.signatures.signature import Argument, Signature, Tensors
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.preparation import end_ids_of
 from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
+
+# From strings to ids, which may be ragged; a detokenizer is the other way round.
+Tokenizer = Callable[[tf.Tensor], tf.Tensor | tf.RaggedTensor]
 
 TEXT = "_text"
 # Operators of tensorflow-text that were tested in LiteRT, with their kernels linked. Others are
@@ -24,8 +26,8 @@ LITERT_OPERATORS = {
 
 
 def check_tokenizers(
-    model: keras.Model, names: Sequence[str], tokenizer: Any, detokenizer: Any
-) -> dict[str, Any]:
+    model: keras.Model, names: Sequence[str], tokenizer: object, detokenizer: object
+) -> dict[str, Tokenizer]:
     """The tokenizers by input, checked against the vocabularies of the model.
 
     Args:
@@ -82,8 +84,8 @@ def add_text_signatures(
     model: keras.Model,
     made: Sequence[Signature],
     names: Sequence[str],
-    tokenizers: dict[str, Any],
-    detokenizer: Any,
+    tokenizers: dict[str, Tokenizer],
+    detokenizer: object,
     target: str | None,
 ) -> list[Signature]:
     """The signatures `names`, in this order: from `made`, or text signatures that wrap those."""
@@ -102,21 +104,22 @@ def add_text_signatures(
                 f"{name} needs a tokenizer for one of its inputs {list(base.inputs)}, "
                 f"got {list(tokenizers)}"
             )
-        back = None
+        back: Tokenizer | None = None
         if base.name == "generate":
             stepped = interface_of(model).find_target(target)
             owner = tokenizers.get(stepped) or next(iter(here.values()))
-            back = detokenizer or getattr(owner, "detokenize", None)
-            if not callable(back):
+            known = detokenizer or getattr(owner, "detokenize", None)
+            if not callable(known):
                 raise ValueError(
                     f"{name} needs a detokenizer: {type(owner).__name__} has no detokenize"
                 )
+            back = known
         result.append(_text_signature(name, base, here, back))
     return result
 
 
 def _text_signature(
-    name: str, base: Signature, tokenizers: dict[str, Any], detokenizer: Any
+    name: str, base: Signature, tokenizers: dict[str, Tokenizer], detokenizer: Tokenizer | None
 ) -> Signature:
     def run(inputs: Tensors) -> Tensors:
         values = {
@@ -136,13 +139,13 @@ def _text_signature(
     return Signature(name, base.role, run, inputs, is_of_text=True)
 
 
-def _vocabulary_size(tokenizer: Any) -> int | None:
+def _vocabulary_size(tokenizer: object) -> int | None:
     size = getattr(tokenizer, "vocabulary_size", None)
     with tf.init_scope():  # Keras reads it from a table, which in a graph returns a tensor
         return int(size() if callable(size) else size) if size is not None else None
 
 
-def _ids_of(name: str, strings: Any, tokenizer: Callable[[Any], Any], signature: Signature) -> Any:
+def _ids_of(name: str, strings: tf.Tensor, tokenizer: Tokenizer, signature: Signature) -> tf.Tensor:
     """Ids (B, S), padded to at least one column: a softmax over no keys is undefined."""
     argument = signature.inputs[name]
     assert argument.input is not None  # checked by `check_tokenizers`
@@ -177,7 +180,9 @@ def _ids_of(name: str, strings: Any, tokenizer: Callable[[Any], Any], signature:
     return tf.ensure_shape(ids, spec.shape)
 
 
-def _assertions(name: str, ids: Any, tokenizer: Any, signature: Signature) -> list[Any]:
+def _assertions(
+    name: str, ids: tf.Tensor, tokenizer: Tokenizer, signature: Signature
+) -> list[tf.Operation]:
     """Checks that depend on the ids, and run in the SavedModel."""
     argument = signature.inputs[name]
     size = None if argument.input is None else argument.input.vocabulary_size
@@ -193,7 +198,9 @@ def _assertions(name: str, ids: Any, tokenizer: Any, signature: Signature) -> li
     return [check for check in checks if check is not None]  # None: statically true
 
 
-def _text_of(tokens: Any, detokenizer: Callable[[Any], Any], end_id: Any) -> Any:
+def _text_of(
+    tokens: tf.Tensor, detokenizer: Tokenizer, end_id: int | Sequence[int] | None
+) -> tf.Tensor:
     """Strings (B,) of tokens (B, T), whose first column is the start token."""
     tokens = tokens[:, 1:]
     ended = tf.zeros_like(tokens, tf.bool)

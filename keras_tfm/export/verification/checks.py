@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
+
+Result = TypeVar("Result")
 
 # Timed runs per call, of which the median is reported.
 RUNS = 3
@@ -163,7 +165,7 @@ def log_probability(tokens: np.ndarray, logits: np.ndarray) -> float:
     return float(np.sum(chosen - np.log(np.exp(x).sum(axis=-1))))
 
 
-def timed(run: Callable[[], Any]) -> tuple[Any, float]:
+def time_call(run: Callable[[], Result]) -> tuple[Result, float]:
     """The result of `run`, and its median latency in milliseconds."""
     times = []
     for _ in range(RUNS):

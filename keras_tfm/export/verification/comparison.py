@@ -15,11 +15,11 @@ from keras_tfm.export.verification.checks import (
     difference,
     gaps_of,
     log_probability,
-    timed,
+    time_call,
     top_1_gaps,
 )
 from keras_tfm.export.verification.loop_logits import LoopLogits
-from keras_tfm.export.verification.rows import VerificationRows
+from keras_tfm.export.verification.rows import Inputs, VerificationRows
 from keras_tfm.generation.generator import Generator
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.strategies import Beam, Drafted, Greedy, Strategy
@@ -50,14 +50,14 @@ class ModelOutputs:
     def __init__(self, model: keras.Model):
         self.model = model
         self.interface = interface_of(model)
-        self._known: dict[Any, dict[str, np.ndarray]] = {}
+        self._known: dict[tuple[object, ...], dict[str, np.ndarray]] = {}
 
     @functools.cached_property
     def numbers(self) -> dict[str, InputNumbers]:
         """What the model tells of its inputs of numbers."""
         return input_numbers(self.model)
 
-    def of(self, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
+    def of(self, inputs: Inputs) -> dict[str, np.ndarray]:
         """The outputs by their names in a file, for arrays of inputs by name."""
         key = tuple((name, x.shape, x.tobytes()) for name, x in inputs.items())
         if key not in self._known:
@@ -75,7 +75,7 @@ class ModelOutputs:
             }
         return self._known[key]
 
-    def logits(self, inputs: dict[str, Any]) -> np.ndarray:
+    def logits(self, inputs: Inputs) -> np.ndarray:
         """The first output of the model, before the draft heads that it may have."""
         return next(iter(self.of(inputs).values()))
 
@@ -94,7 +94,7 @@ class Comparison:
         self,
         outputs: ModelOutputs,
         file: LoadedFile,
-        inputs: dict[str, Any] | None,
+        inputs: Inputs | None,
         strategy: Strategy,
     ):
         self.outputs, self.file = outputs, file
@@ -122,7 +122,7 @@ class Comparison:
         """Compares the outputs number by number."""
         calls = [self.rows.arguments(name, i) for i in range(self.rows.calls(name))]
         inputs = {key: np.concatenate([call[key] for call in calls]) for key in calls[0]}
-        _, ms = timed(functools.partial(self.file.run, name, calls[0]))
+        _, ms = time_call(functools.partial(self.file.run, name, calls[0]))
         found = self.file.run(name, inputs)
         errors, wanted, gaps = [], [], []
         for key, expected in self.outputs.of(inputs).items():
@@ -149,7 +149,7 @@ class Comparison:
             loop = LoopLogits(self.file.content(), name, size)
         rows = 0
         for number in range(self.rows.calls(name)):
-            inputs: dict[str, Any] = dict(self.rows.arguments(name, number))
+            inputs: Inputs = dict(self.rows.arguments(name, number))
             for key in signature.of_kind("padding"):
                 inputs.pop(key, None)
             prompt = signature.prompt
@@ -161,7 +161,7 @@ class Comparison:
                     row[: max(1, unpadded_length(row, pad_id))] for row in rows_of_prompts
                 ]
             run = functools.partial(generate_by, self.file, name, inputs)
-            found, ms = timed(run) if not number else (run(), seconds[0])
+            found, ms = time_call(run) if not number else (run(), seconds[0])
             seconds.append(ms)
             rows += len(found.tokens)
             if loop is not None and loop.found:
@@ -171,12 +171,12 @@ class Comparison:
                 wanted += [y.ravel() for _, y, _ in steps]
                 gaps += [gaps_of(chosen, y) for _, y, chosen in steps]
             elif greedy:  # with drafts, a step has logits after wrong tokens, too
-                chosen_rows = self._chosen(signature, inputs, found.tokens)
+                chosen_rows = self._choices(signature, inputs, found.tokens)
                 below = [gaps_of(chosen, y) for chosen, y in chosen_rows]
                 errors, first, gaps = errors + below, first + below, gaps + below
                 wanted += [y.ravel() for _, y in chosen_rows]
             else:
-                error, scale, same = self._searched(signature, inputs, found)
+                error, scale, same = self._compare_search(signature, inputs, found)
                 errors += np.split(error, len(error))
                 first += np.split(error, len(error))
                 wanted.append(scale)
@@ -189,7 +189,7 @@ class Comparison:
         self,
         loop: LoopLogits,
         signature: Generate,
-        inputs: dict[str, Any],
+        inputs: Inputs,
         tokens: np.ndarray,
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """For each row, the file's and the model's logits (T, V) of its steps; the tokens (T,)."""
@@ -215,8 +215,8 @@ class Comparison:
             )
         return result
 
-    def _chosen(
-        self, signature: Generate, inputs: dict[str, Any], tokens: np.ndarray
+    def _choices(
+        self, signature: Generate, inputs: Inputs, tokens: np.ndarray
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each row, the generated tokens (T,), and the model's logits (T, V) before each."""
         target = signature.target
@@ -230,12 +230,12 @@ class Comparison:
             result.append((ids[first:last], logits[row, first - 1 : last - 1]))
         return result
 
-    def _full_pass(self, others: dict[str, Any], target: str, tokens: np.ndarray) -> np.ndarray:
+    def _full_pass(self, others: Inputs, target: str, tokens: np.ndarray) -> np.ndarray:
         """The model's logits (B, T, V) over whole rows of tokens."""
         return self.outputs.logits({**others, target: tokens.astype("int32")})
 
-    def _searched(
-        self, signature: Generate, inputs: dict[str, Any], found: Any
+    def _compare_search(
+        self, signature: Generate, inputs: Inputs, found: Any
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Errors of the scores, the scores, and whether the tokens are equal, row by row."""
         if self._generator is None:
@@ -263,7 +263,7 @@ class Comparison:
         return error, wanted.ravel(), same
 
     def _scores(
-        self, beam: Beam, signature: Generate, inputs: dict[str, Any], tokens: np.ndarray
+        self, beam: Beam, signature: Generate, inputs: Inputs, tokens: np.ndarray
     ) -> np.ndarray:
         """The model's scores of hypotheses (B, T) or (B, N, T), flat."""
         rows, target = tokens.reshape(-1, tokens.shape[-1]), signature.target
@@ -275,7 +275,7 @@ class Comparison:
         return np.array(
             [
                 log_probability(ids, logits) / float(beam.divisor(len(ids)))
-                for ids, logits in self._chosen(signature, repeated, rows)
+                for ids, logits in self._choices(signature, repeated, rows)
             ]
         )
 
@@ -348,21 +348,21 @@ class Comparison:
             inputs[target] = tokens[:, :first]
             found: list[np.ndarray] = []
 
-            def forced(
-                logits: np.ndarray, tokens: np.ndarray = tokens, found: Any = found
+            def force(
+                logits: np.ndarray, tokens: np.ndarray = tokens, found: list[np.ndarray] = found
             ) -> np.ndarray:
                 found.append(logits)
                 return tokens[:, first + len(found) - 1]
 
             def right(
-                known: np.ndarray, count: int, _: Any, tokens: np.ndarray = tokens
+                known: np.ndarray, count: int, _: object, tokens: np.ndarray = tokens
             ) -> np.ndarray:
                 longer = np.pad(tokens, [(0, 0), (0, count)])
                 return longer[:, known.shape[1] :][:, :count]
 
             times, begun = [], time.perf_counter()
             draft = right if with_drafts else None
-            for _ in host_loop.stream(self.file, inputs, forced, prefill, draft):
+            for _ in host_loop.stream(self.file, inputs, force, prefill, draft):
                 times.append(1e3 * (time.perf_counter() - begun))
                 if len(times) == steps:
                     break
@@ -388,7 +388,7 @@ class Comparisons:
         self,
         outputs: dict[str, ModelOutputs],
         file: LoadedFile,
-        inputs: dict[str, Any] | None,
+        inputs: Inputs | None,
         strategy: Strategy,
     ):
         self.outputs, self.file, self.inputs, self.strategy = outputs, file, inputs, strategy

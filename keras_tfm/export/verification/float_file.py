@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from keras_tfm.export.graph.gpu_weights import LOOKUPS
-from keras_tfm.export.quantization.four_bits import unpacked
+from keras_tfm.export.graph.schema import OperatorT, SubGraphT, TensorT
+from keras_tfm.export.quantization.four_bits import unpack
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest import storage as manifests
 from keras_tfm.runtime.manifest.manifest import Manifest, Signature, Tensor
@@ -67,8 +68,8 @@ class FloatFile:
         """
         twice = self._rounded_twice()
         widened = self._widened_tables()
-        buffers: dict[Any, int] = {}
-        read: list[tuple[Any, Stored]] = []
+        buffers: dict[tuple[object, ...], int] = {}
+        read: list[tuple[TensorT, Stored]] = []
         used: set[int] = set()
         for graph in self._model.subgraphs:
             scales = {_scales(x) for x in graph.tensors} - {None}
@@ -128,7 +129,9 @@ class FloatFile:
                     found.add(use.tensor.buffer)
         return found
 
-    def _rounded_constant(self, graph: Any, tensor: Any, widened: set[int]) -> Stored | None:
+    def _rounded_constant(
+        self, graph: SubGraphT, tensor: TensorT, widened: set[int]
+    ) -> Stored | None:
         """The dequantised values of a rounded constant; None for any other tensor."""
         types, quantization = self._schema.TensorType, tensor.quantization
         data = self._model.buffers[tensor.buffer].data
@@ -145,7 +148,7 @@ class FloatFile:
             rows = graph.tensors[details.scales]
             raw = np.frombuffer(bytes(self._model.buffers[rows.buffer].data), "float16")
             step = np.repeat(raw.astype("float32"), details.blockSize).reshape(_shape(tensor))
-            return Stored(unpacked(self._model, tensor) * step, step)
+            return Stored(unpack(self._model, tensor) * step, step)
         if not _is_quantized(tensor):
             return None
         scale = np.asarray(quantization.scale, "float32")
@@ -158,14 +161,14 @@ class FloatFile:
             scale = scale.reshape(along)
             zero = zero.reshape(along) if zero.size > 1 else zero
         if tensor.type == types.INT4:
-            numbers = unpacked(self._model, tensor)
+            numbers = unpack(self._model, tensor)
         else:
             kinds = {types.INT8: "int8", types.INT16: "int16", types.INT32: "int32"}
             numbers = np.frombuffer(bytes(data), kinds[tensor.type]).reshape(_shape(tensor))
         values = (numbers.astype("float64") - zero) * scale
         return Stored(values.astype("float32"), np.broadcast_to(scale, values.shape))
 
-    def _compute_in_float(self, graph: Any) -> None:
+    def _compute_in_float(self, graph: SubGraphT) -> None:
         types, operators = self._schema.TensorType, self._schema.BuiltinOperator
         scales = {_scales(x) for x in graph.tensors} - {None}
         for index, tensor in enumerate(graph.tensors):
@@ -186,7 +189,7 @@ class FloatFile:
             if number in (operators.QUANTIZE, operators.DEQUANTIZE):
                 source = operator.inputs[0]
                 if number == operators.QUANTIZE and self._dither is not None:
-                    source, added = self._rounded(graph, source)
+                    source, added = self._round(graph, source)
                     kept += added
                 same[int(operator.outputs[0])] = source
                 continue
@@ -200,7 +203,7 @@ class FloatFile:
             for output in signature.outputs if signature.subgraphIndex == number else ():
                 output.tensorIndex = same.get(output.tensorIndex, output.tensorIndex)
 
-    def _rounded(self, graph: Any, source: int) -> tuple[int, list[Any]]:
+    def _round(self, graph: SubGraphT, source: int) -> tuple[int, list[OperatorT]]:
         """The tensor `source` rounded at random places, and the operators that compute it."""
         assert self._dither is not None
         names, shape = self._schema.BuiltinOperator, _shape(graph.tensors[source])
@@ -220,7 +223,9 @@ class FloatFile:
             operators.append(operator)
         return source, operators
 
-    def _tensor(self, graph: Any, shape: tuple[int, ...], values: np.ndarray | None = None) -> int:
+    def _tensor(
+        self, graph: SubGraphT, shape: tuple[int, ...], values: np.ndarray | None = None
+    ) -> int:
         """The index of a new float32 tensor."""
         tensor, buffer = self._schema.TensorT(), self._schema.BufferT()
         if values is not None:
@@ -247,17 +252,17 @@ def _in_float(signatures: Mapping[str, Signature]) -> dict[str, Signature]:
     }
 
 
-def _shape(tensor: Any) -> tuple[int, ...]:
+def _shape(tensor: TensorT) -> tuple[int, ...]:
     return tuple(int(x) for x in tensor.shape) if tensor.shape is not None else ()
 
 
-def _scales(tensor: Any) -> int | None:
+def _scales(tensor: TensorT) -> int | None:
     """The index of the tensor that holds a tensor's blockwise scales, or None."""
     details = tensor.quantization and tensor.quantization.details
     return details.scales if hasattr(details, "scales") else None
 
 
-def _is_quantized(tensor: Any) -> bool:
+def _is_quantized(tensor: TensorT) -> bool:
     quantization = tensor.quantization
     if quantization is None:
         return False

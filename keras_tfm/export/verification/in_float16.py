@@ -1,15 +1,15 @@
 """Runs a file with every value rounded to float16, in which GPUs compute by default."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from keras_tfm.export.graph.float16_norms import LARGEST
 from keras_tfm.export.graph.graph_editor import GraphEditor
+from keras_tfm.export.graph.schema import ModelT, OperatorT, SignatureDefT, SubGraphT, TensorT
 from keras_tfm.export.verification.on_gpu import relative_error
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.random_inputs import random_inputs
@@ -169,7 +169,7 @@ class _Rounding(GraphEditor):
         large_constant: str, the constant that exceeds float16's range; "" if none does.
     """
 
-    def __init__(self, model: Any, graph: Any):
+    def __init__(self, model: ModelT, graph: SubGraphT):
         self.sources: list[tuple[int, str]] = []
         super().__init__(model, graph)
         self.masks = self._find_masks()
@@ -204,13 +204,13 @@ class _Rounding(GraphEditor):
                 buffer.data = values.astype("float16").astype("float32").view("uint8")
 
     def _round_results(self) -> None:
-        operators: list[Any] = []
+        operators: list[OperatorT] = []
         rounded: dict[int, int] = {}
         for index, name in self._inputs().items():
             if self._is_float(self._graph.tensors[index]):
                 operators += self._round(index, f"the input {name}", rounded)
         for operator in self._graph.operators:
-            operator.inputs = self._replaced(operator.inputs, rounded)
+            operator.inputs = self._replace(operator.inputs, rounded)
             operators.append(operator)
             for index in operator.outputs:
                 tensor = self._graph.tensors[index]
@@ -218,12 +218,12 @@ class _Rounding(GraphEditor):
                     name = (tensor.name or b"").decode().partition(";")[0]
                     operators += self._round(int(index), name, rounded)
         self._graph.operators = operators
-        self._graph.outputs = self._replaced(self._graph.outputs, rounded)
+        self._graph.outputs = self._replace(self._graph.outputs, rounded)
         for signature in self._signatures():
             for output in signature.outputs:
                 output.tensorIndex = rounded.get(output.tensorIndex, output.tensorIndex)
 
-    def _signatures(self) -> list[Any]:
+    def _signatures(self) -> list[SignatureDefT]:
         """Those of this graph."""
         graphs = self._model.subgraphs
         return [x for x in self._model.signatureDefs if graphs[x.subgraphIndex] is self._graph]
@@ -232,7 +232,7 @@ class _Rounding(GraphEditor):
         """The names of the signature's inputs, by tensor."""
         return {y.tensorIndex: y.name.decode() for x in self._signatures() for y in x.inputs}
 
-    def _round(self, index: int, name: str, rounded: dict[int, int]) -> Iterator[Any]:
+    def _round(self, index: int, name: str, rounded: dict[int, int]) -> Iterator[OperatorT]:
         """The two casts behind a tensor."""
         types = self._schema.TensorType
         self.sources.append((index, name))
@@ -241,9 +241,9 @@ class _Rounding(GraphEditor):
             rounded[index] = self._tensor(self._shape(index), after)
             yield self._cast(source, rounded[index])
 
-    def _is_float(self, tensor: Any) -> bool:
+    def _is_float(self, tensor: TensorT) -> bool:
         return bool(tensor.type == self._schema.TensorType.FLOAT32)
 
     @staticmethod
-    def _replaced(indices: Any, rounded: dict[int, int]) -> np.ndarray:
+    def _replace(indices: Iterable[int], rounded: dict[int, int]) -> np.ndarray:
         return np.array([rounded.get(int(i), int(i)) for i in indices], "int32")

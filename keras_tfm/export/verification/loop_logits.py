@@ -1,10 +1,11 @@
 """The logits of every step of a greedy decoding loop in a file, which returns only tokens."""
 
 import copy
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
+from keras_tfm.export.graph.schema import OperatorT, SubGraphT, TensorMapT
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest.storage import import_litert
 
@@ -39,12 +40,12 @@ class LoopLogits:
         bodies = [self._model.subgraphs[x.builtinOptions.bodySubgraphIndex] for x in self._loops]
         logits = [self._logits_of(body, size) for body in bodies]
         self.found = bool(bodies) and None not in logits
-        self._runners: dict[str, Any] = {}
+        self._runners: dict[str, Callable[..., dict[str, np.ndarray]]] = {}
         # For each output of a piece: the index of the input that it equals, or its constant value,
         # or None if the piece computes it.
-        self._known: dict[str, list[Any]] = {}
+        self._known: dict[str, list[int | np.ndarray | None]] = {}
         if self.found:
-            self._load(bodies, logits)
+            self._load(bodies, [x for x in logits if x is not None])
 
     def run(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
         """The logits (B, steps, V) for one call's inputs, in the exported shape."""
@@ -58,10 +59,10 @@ class LoopLogits:
             tensors.update(zip(map(int, loop.outputs), state, strict=True))
         return np.stack([x.reshape(-1, x.shape[-1]) for x in result], axis=1)
 
-    def _is(self, operator: Any, name: str) -> bool:
+    def _is(self, operator: OperatorT, name: str) -> bool:
         return flatbuffer.is_operator(self._model, operator, name)
 
-    def _logits_of(self, body: Any, size: int) -> int | None:
+    def _logits_of(self, body: SubGraphT, size: int) -> int | None:
         """The index of the logits in a loop's body: the tensor whose argmax it takes."""
         makers = {int(y): x for x in body.operators for y in x.outputs}
         first = next((x for x in body.operators if self._is(x, "TOPK_V2")), None)
@@ -77,7 +78,7 @@ class LoopLogits:
             tensor = int(maker.inputs[0])  # (B, V) before it is cut into blocks
         return tensor
 
-    def _load(self, bodies: list[Any], logits: list[Any]) -> None:
+    def _load(self, bodies: list[SubGraphT], logits: list[int]) -> None:
         self._model.signatureDefs = []
         known = [int(x.tensorIndex) for x in self._entry.inputs]
         for number, loop in enumerate(self._loops):
@@ -96,7 +97,7 @@ class LoopLogits:
         )
         self._runners = {x: self._interpreter.get_signature_runner(x) for x in names}
 
-    def _add(self, name: str, graph: Any, inputs: list[Any], outputs: list[Any]) -> None:
+    def _add(self, name: str, graph: SubGraphT, inputs: list[int], outputs: list[int]) -> None:
         """Adds a signature with the operators of `graph` that compute `outputs` from `inputs`."""
         # LiteRT does not write an output that is an input or a dequantised constant.
         places = {int(x): i for i, x in enumerate(inputs)}
@@ -118,7 +119,7 @@ class LoopLogits:
         self._model.subgraphs.append(piece)
         self._model.signatureDefs.append(signature)
 
-    def _constant(self, graph: Any, index: int) -> np.ndarray | None:
+    def _constant(self, graph: SubGraphT, index: int) -> np.ndarray | None:
         """The value of a tensor that is a dequantised weight; None for any other tensor."""
         for operator in graph.operators:
             if index in operator.outputs and self._is(operator, "DEQUANTIZE"):
@@ -132,7 +133,7 @@ class LoopLogits:
                 return flatbuffer.dequantize(self._model, tensor)[0]
         return None
 
-    def _maps(self, prefix: str, tensors: list[Any]) -> list[Any]:
+    def _maps(self, prefix: str, tensors: list[int]) -> list[TensorMapT]:
         result = []
         for number, tensor in enumerate(tensors):
             entry = self._schema.TensorMapT()

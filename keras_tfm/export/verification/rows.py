@@ -16,6 +16,9 @@ from keras_tfm.runtime.inspection.random_inputs import Numbers, is_mask, random_
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.manifest import Decode, Input, Stepped
 
+# Rows of a model's inputs, by name: arrays, or lists of rows of different lengths.
+Inputs = dict[str, Any]
+
 # The minimum and maximum number of calls per signature with random inputs. Within these limits they
 # cover the vocabulary. A decoding loop takes as long as many calls of "predict".
 CALLS = {"predict": (2, 64), "generate": (2, 4), "decode": (2, 4)}
@@ -38,7 +41,7 @@ class VerificationRows:
     def __init__(
         self,
         file: LoadedFile,
-        given: dict[str, Any] | None,
+        given: Inputs | None,
         numbers: Mapping[str, Numbers] = MappingProxyType({}),
     ):
         self.file, self.given, self.numbers = file, given, numbers
@@ -155,7 +158,7 @@ def _in_turn(ids: np.ndarray, number: int, shape: tuple[int, ...]) -> np.ndarray
 
 
 def inputs_of(
-    file: LoadedFile, given: Mapping[str, Any] | None, numbers: Mapping[str, InputNumbers]
+    file: LoadedFile, given: Inputs | None, numbers: Mapping[str, InputNumbers]
 ) -> dict[str, str]:
     """What a verification runs as each input of a file, in words.
 
@@ -186,7 +189,7 @@ def inputs_of(
     return result
 
 
-def check_given(model: keras.Model, file: LoadedFile, given: dict[str, Any]) -> None:
+def check_given(model: keras.Model, file: LoadedFile, given: Inputs) -> None:
     """Raises unless every given row fits one of the exported lengths."""
     specs = {name: x.spec for name, x in interface_of(model).inputs.items()}
     taken = {key for x in file.signatures.values() for key in x.inputs}

@@ -19,7 +19,7 @@ from keras_tfm.export.verification.comparison import Comparisons, ModelOutputs
 from keras_tfm.export.verification.float_file import FloatFile
 from keras_tfm.export.verification.in_float16 import Float16Check
 from keras_tfm.export.verification.on_gpu import GpuCheck
-from keras_tfm.export.verification.rows import GUESS, check_given, inputs_of
+from keras_tfm.export.verification.rows import GUESS, Inputs, check_given, inputs_of
 from keras_tfm.export.verification.stored_weights import ModelWeights, find_constants
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.strategies import Beam, Greedy, Strategy
@@ -206,7 +206,10 @@ def verify(
 
 
 def _pairs(
-    model: Any, file: LoadedFile, inputs: dict[str, Any] | None, merge_adapters: bool
+    model: keras.Model | Mapping[str, keras.Model],
+    file: LoadedFile,
+    inputs: Inputs | None,
+    merge_adapters: bool,
 ) -> dict[str, tuple[keras.Model, LoadedFile]]:
     """Each model in float32 with its part of the file, both checked; "" is the only one."""
     several = isinstance(model, Mapping)
