@@ -20,7 +20,7 @@ from small_models import randomize
 from test_imports import modules_after
 
 from keras_tfm import runtime
-from keras_tfm.export import export_tflite, tflite
+from keras_tfm.export import export_tflite, member
 from keras_tfm.export.graph import conversion
 from keras_tfm.export.quantization import kept_layers
 from keras_tfm.export.quantization import presets as quantization
@@ -68,7 +68,7 @@ def small():
 def small_file(preset, keep_float=()):
     """`small` as `export_tflite` writes it; traced once, and converted once in each way."""
     with (
-        mock.patch.object(tflite, "make_signatures", lambda request: made()),
+        mock.patch.object(member, "make_signatures", lambda request: made()),
         mock.patch.object(conversion, "write_saved_model"),
         mock.patch.object(tf.lite.TFLiteConverter, "from_saved_model", Once),
     ):

@@ -326,5 +326,5 @@ def _warn_of_fragments(content: bytes, plain: bytes) -> None:
                 f"in float32 in {before.partitions}: it may be slower than float32; "
                 "measure, and prefer quantization='int8' on a CPU",
                 UserWarning,
-                stacklevel=6,  # at the caller of `export_tflite`
+                stacklevel=7,  # at the caller of `export_tflite`
             )
