@@ -17,7 +17,10 @@ Example:
 True
 """
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import keras
 
 Tensor = Any
 Node = Any  # keras.src.ops.node.Node: .operation, .arguments, .input_tensors, .output_tensors
@@ -40,7 +43,7 @@ class Producer(NamedTuple):
     tensor_index: int
 
 
-def nodes_in_order(model: Any) -> list[Node]:
+def nodes_in_order(model: "keras.Model") -> list[Node]:
     """The calls of a functional model, without its input layers, in the order Keras runs them.
 
     A layer that is called twice has two nodes. Each node has `operation`, `arguments`,
@@ -79,12 +82,12 @@ def takes_training(operation: Any) -> bool:
 # Layers and tensors.
 
 
-def sublayers(layer: Any) -> list[Any]:
+def sublayers(layer: "keras.Layer") -> list[Any]:
     """All layers inside a layer or model, at any depth, each once, without the layer itself."""
     return layer._flatten_layers(include_self=False)
 
 
-def own_trainable_variables(layer: Any) -> list[Any]:
+def own_trainable_variables(layer: "keras.Layer") -> list[Any]:
     """The trainable variables that a layer created itself, without those of its sublayers."""
     return list(layer._trainable_variables)
 
@@ -94,12 +97,12 @@ def layout_of(variable: Any) -> Any:
     return variable._layout
 
 
-def remat_mode(layer: Any) -> Any:
+def remat_mode(layer: "keras.Layer") -> Any:
     """The mode of a layer's `keras.RematScope` (`.mode` is its name), or None."""
     return layer._remat_mode
 
 
-def set_remat_mode(layer: Any, mode: Any) -> None:
+def set_remat_mode(layer: "keras.Layer", mode: Any) -> None:
     """Sets the mode of a layer to one that `remat_mode` returned, or to None for no remat."""
     layer._remat_mode = mode
 
@@ -115,7 +118,7 @@ def run_after_build(layer_class: Any) -> Any:
     return layer_class
 
 
-def float_kernel(layer: Any) -> Tensor:
+def float_kernel(layer: "keras.Layer") -> Tensor:
     """The kernel of a `Dense` layer in float32: dequantized, with its LoRA adapter merged.
 
     Raises:
@@ -218,7 +221,7 @@ def call_with_known_inputs(model_class: Any) -> Any:
     return model_class
 
 
-def saved_content(model: Any) -> Any:
+def saved_content(model: "keras.Model") -> Any:
     """A `.keras` file in memory (`io.BytesIO`), as `pickle` carries models."""
     import keras
 

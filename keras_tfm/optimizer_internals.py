@@ -11,10 +11,13 @@ False
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import keras
 
 
-def set_gradient_sum(optimizer: Any, function: Callable[[Any], Any]) -> None:
+def set_gradient_sum(optimizer: "keras.Optimizer", function: Callable[[Any], Any]) -> None:
     """Replaces the function with which a TensorFlow optimizer sums gradients over replicas.
 
     Args:
@@ -24,22 +27,24 @@ def set_gradient_sum(optimizer: Any, function: Callable[[Any], Any]) -> None:
     optimizer._all_reduce_sum_gradients = function
 
 
-def gradient_sum(optimizer: Any) -> Callable[[Any], Any]:
+def gradient_sum(optimizer: "keras.Optimizer") -> Callable[[Any], Any]:
     """The function that sums an optimizer's gradients over replicas."""
     return optimizer._all_reduce_sum_gradients
 
 
-def restore_gradient_sum(optimizer: Any) -> None:
+def restore_gradient_sum(optimizer: "keras.Optimizer") -> None:
     """Undoes `set_gradient_sum`."""
     del optimizer._all_reduce_sum_gradients
 
 
-def batches_seen(optimizer: Any) -> Any:
+def batches_seen(optimizer: "keras.Optimizer") -> Any:
     """The variable that counts calls of `apply`; `optimizer.iterations` counts updates."""
     return optimizer._iterations
 
 
-def scale_updates(optimizer: Any, groups: Sequence[tuple[float, Sequence[Any]]]) -> None:
+def scale_updates(
+    optimizer: "keras.Optimizer", groups: Sequence[tuple[float, Sequence[Any]]]
+) -> None:
     """Multiplies the learning rate of each group of variables, in updates and in weight decay.
 
     Args:
@@ -66,6 +71,6 @@ def scale_updates(optimizer: Any, groups: Sequence[tuple[float, Sequence[Any]]])
     optimizer._backend_update_step, optimizer._apply_weight_decay = scaled_update, scaled_decay
 
 
-def updates_are_scaled(optimizer: Any) -> bool:
+def updates_are_scaled(optimizer: "keras.Optimizer") -> bool:
     """Whether `scale_updates` was called for the optimizer."""
     return "_backend_update_step" in vars(optimizer)

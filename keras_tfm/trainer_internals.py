@@ -13,7 +13,10 @@ Example:
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import keras
 
 Tensor = Any
 
@@ -21,18 +24,18 @@ Tensor = Any
 # Training: the model and its compiled loss.
 
 
-def strategy_of(model: Any) -> Any:
+def strategy_of(model: "keras.Model") -> Any:
     """The `tf.distribute` strategy of a model, if it has one. TensorFlow backend only."""
     return model._distribute_strategy
 
 
-def takes_training(model: Any) -> bool:
+def takes_training(model: "keras.Model") -> bool:
     """Whether the model's `call` has an argument `training`."""
     return model._call_has_training_arg
 
 
 def compute_loss(
-    model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
+    model: "keras.Model", x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> Any:
     """`model.compute_loss`, even if a subclass overrides it without the argument `training`."""
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
@@ -59,7 +62,7 @@ def weigh_additional_losses(model_class: Any) -> Any:
     return model_class
 
 
-def loss_tracker(model: Any) -> Any:
+def loss_tracker(model: "keras.Model") -> Any:
     """The metric in which a compiled model averages its loss over an epoch."""
     return model._loss_tracker
 
@@ -71,12 +74,12 @@ def compile_loss_class() -> Any:
     return CompileLoss
 
 
-def compiled_loss(model: Any) -> Any:
+def compiled_loss(model: "keras.Model") -> Any:
     """The `CompileLoss` of a compiled model; None if it has no loss."""
     return model._compile_loss
 
 
-def set_compiled_loss(model: Any, loss: Any) -> None:
+def set_compiled_loss(model: "keras.Model", loss: Any) -> None:
     """Replaces the `CompileLoss` of a compiled model."""
     model._compile_loss = loss
 
@@ -121,14 +124,14 @@ def build_with(model_class: Any) -> Any:
     return model_class
 
 
-def default_build(model: Any, data_batch: Any) -> None:
+def default_build(model: "keras.Model", data_batch: Any) -> None:
     """Builds a model from a batch as Keras does without `build_with`."""
     import keras
 
     keras.Model._maybe_symbolic_build(model, data_batch=data_batch)
 
 
-def symbolic_build(model: Any, data_batch: Any) -> None:
+def symbolic_build(model: "keras.Model", data_batch: Any) -> None:
     """Creates the variables of a model, its metrics, loss and optimizer from specs of a batch."""
     model._symbolic_build(data_batch=data_batch)
 
@@ -164,7 +167,7 @@ def replace_next_epoch(iterator: Any, epoch: Callable[[Iterator[Any]], Iterable[
     iterator._enumerate_iterator = enumerate_once
 
 
-def set_initial_epoch(model: Any, epoch: int | None) -> None:
+def set_initial_epoch(model: "keras.Model", epoch: int | None) -> None:
     """Makes `fit` start at an epoch; call it in `on_train_begin`. None undoes it."""
     model._initial_epoch = epoch
 
