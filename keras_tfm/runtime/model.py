@@ -396,8 +396,7 @@ class Model:
                 judge's vectors of texts and pictures have different widths.
             ModuleNotFoundError: Pillow or the tokenizer's package is missing.
         """
-        other = None if judge is None else judge.file
-        return drawing.draw(self.file, texts, candidates, other, guidance, sampler)
+        return drawing.draw(self.file, texts, candidates, judge, guidance, sampler)
 
     def embed(self, texts: str | Sequence[str], prompt: str | None = None) -> np.ndarray:
         """Sentence embeddings (B, D) of texts, float32; (D,) for a single text.

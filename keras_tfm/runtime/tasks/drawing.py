@@ -1,7 +1,8 @@
 """Text in, pictures out: a file of DALL-E and the decoder of its discrete VAE."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -41,11 +42,21 @@ class Drawing(NamedTuple):
     score: float | None = None
 
 
+class Judge(Protocol):
+    """What sorts pictures by their texts: a `runtime.Model` with CLIP's encoders."""
+
+    def embed_text(self, texts: Sequence[str]) -> np.ndarray:
+        """Vectors (B, D) of texts."""
+
+    def embed_image(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Vectors (B, D) of pictures."""
+
+
 def draw(
     file: LoadedFile,
     texts: str | Sequence[str],
     candidates: int,
-    judge: LoadedFile | None,
+    judge: Judge | None,
     guidance: float,
     sampler: Sampler | None,
 ) -> list[Drawing] | list[list[Drawing]]:
@@ -68,10 +79,10 @@ def draw(
     arrays = arrays[..., 0] if arrays.shape[-1] == 1 else arrays
     drawn = [Drawing(pillow.Image.fromarray(x), ids) for x, ids in zip(arrays, codes, strict=True)]
     groups = [drawn[i : i + candidates] for i in range(0, len(drawn), candidates)]
-    if judge is None and holds(file, *JUDGES):
-        judge = file
     if judge is not None:
-        groups = _rank(judge, several, groups)
+        groups = _rank(judge.embed_text(several), judge.embed_image, groups)
+    elif holds(file, *JUDGES):
+        groups = _rank(embed_text(file, several), partial(embed_image, file), groups)
     return groups[0] if isinstance(texts, str) else groups
 
 
@@ -198,13 +209,20 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _rank(
-    judge: LoadedFile, texts: Sequence[str], groups: list[list[Drawing]]
+    words: np.ndarray,
+    embed: Callable[[Sequence[np.ndarray]], np.ndarray],
+    groups: list[list[Drawing]],
 ) -> list[list[Drawing]]:
-    """The pictures of each text with their scores, the best first."""
-    words = embed_text(judge, texts)
+    """The pictures of each text with their scores, the best first.
+
+    Args:
+        words: (B, D), the vectors of the texts.
+        embed: from pictures to their vectors.
+        groups: the pictures of each text.
+    """
     result = []
     for vector, group in zip(words, groups, strict=True):
-        found = embed_image(judge, [np.asarray(x.picture) for x in group])
+        found = embed([np.asarray(x.picture) for x in group])
         if found.shape[-1] != vector.shape[-1]:
             raise ValueError(
                 "the judge's vectors of pictures and texts must have the same width, "
