@@ -147,6 +147,10 @@ MODEL_TYPES = (
         tokenizer="GPT2Tokenizer",
     ),
     ModelType(
+        "smollm3", "SmolLM3", "decoders.smollm3:SMOLLM3", "smollm3", "decoder",
+        vocabularies={"": 128256},
+    ),
+    ModelType(
         "t5", "T5 1.0 and 1.1", "encoder_decoders.t5:T5", "t5", "encoder-decoder",
         padding="0 in the source", vocabularies={"": 32128}, tokenizer="T5Tokenizer",
     ),

@@ -39,6 +39,7 @@ def own_options():
         "mistral": {"windows": 4},
         "gemma2": {**gemma2, "attention_logit_soft_cap": 2.0},
         "gemma3_text": {**gemma2, "local_rope_theta": 50.0},
+        "smollm3": {"rotary": [True, False], "windows": [None, 4]},
         "t5": {"gated": True, "num_buckets": 8},
         "marian": {"pad_id": 0},
         "transformer": {"source_vocabulary_size": 31, "target_vocabulary_size": 11},

@@ -4,6 +4,7 @@ from keras_tfm.models.decoders.gemma import gemma
 from keras_tfm.models.decoders.gpt import gpt
 from keras_tfm.models.decoders.llama import llama
 from keras_tfm.models.decoders.olmo2 import olmo2
+from keras_tfm.models.decoders.smollm3 import smollm3
 from keras_tfm.models.encoder_decoders.bart import bart
 from keras_tfm.models.encoder_decoders.marian import marian
 from keras_tfm.models.encoder_decoders.mbart import mbart
@@ -95,6 +96,7 @@ __all__ = [
     "roberta",
     "sentence_embedding",
     "sequence_classifier",
+    "smollm3",
     "t5",
     "token_classifier",
     "transformer",

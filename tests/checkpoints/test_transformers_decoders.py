@@ -33,6 +33,7 @@ YARN = {
     "original_max_position_embeddings": 8,
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
+NOPE = {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 3}
 MODELS = [
     ("LlamaForCausalLM", SIZES),
     ("LlamaForCausalLM", {**SIZES, "tie_word_embeddings": True, "rope_parameters": LLAMA3}),
@@ -55,6 +56,10 @@ MODELS = [
     ("Olmo2ForCausalLM", {**SIZES, "rms_norm_eps": 0.1}),
     ("Olmo2ForCausalLM", {**SIZES, "tie_word_embeddings": True, "rope_parameters": YARN}),
     ("Olmo2Model", {**SIZES, "num_key_value_heads": None, "attention_bias": True}),
+    ("SmolLM3ForCausalLM", {**SIZES, **NOPE, "rms_norm_eps": 0.1}),
+    ("SmolLM3ForCausalLM", {**SIZES, "no_rope_layers": [1, 1, 0], "rope_parameters": YARN}),
+    ("SmolLM3ForCausalLM", {**SIZES, "attention_bias": True, "mlp_bias": True, "head_dim": 8}),
+    ("SmolLM3Model", {**SIZES, **NOPE, "layer_types": [SLIDING, FULL, FULL]}),
     (
         "Qwen3ForCausalLM",
         {
@@ -136,12 +141,19 @@ GENERATED = [
     ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
     ("Qwen3ForCausalLM", {"use_sliding_window": True}),
     ("Olmo2ForCausalLM", {"tie_word_embeddings": True}),
+    ("SmolLM3ForCausalLM", NOPE),
     ("GemmaForCausalLM", {"tie_word_embeddings": False}),
     ("Gemma2ForCausalLM", {"attn_logit_softcapping": 1.5}),
     ("Gemma3ForCausalLM", {}),
     ("GPTNeoForCausalLM", {}),
 ]
-SLOW_BEAMS = {"Olmo2ForCausalLM", "GemmaForCausalLM", "Gemma3ForCausalLM", "GPTNeoForCausalLM"}
+SLOW_BEAMS = {
+    "Olmo2ForCausalLM",
+    "SmolLM3ForCausalLM",
+    "GemmaForCausalLM",
+    "Gemma3ForCausalLM",
+    "GPTNeoForCausalLM",
+}
 
 
 @pytest.mark.parametrize(
@@ -183,6 +195,7 @@ CLASSIFIERS = [
     ("MistralForSequenceClassification", {**SIZES, "sliding_window": 4}),
     ("Qwen2ForSequenceClassification", SIZES),
     ("Qwen3ForSequenceClassification", {**SIZES, "head_dim": 4}),
+    ("SmolLM3ForSequenceClassification", {**SIZES, **NOPE}),
     ("GemmaForSequenceClassification", {**GEMMA, "head_dim": 8}),
     ("Gemma2ForSequenceClassification", GEMMA2),
     ("Gemma3TextForSequenceClassification", GEMMA3),
@@ -275,6 +288,9 @@ OLDER = {"rope_parameters": None, "layer_types": None}
             {**OLDER, "rope_theta": 50.0, "hidden_act": "gelu", "hidden_activation": None},
             id="gemma",
             marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "SmolLM3ForCausalLM", {**SIZES, **NOPE}, {**OLDER, "no_rope_layers": None}, id="smollm3"
         ),
     ],
 )

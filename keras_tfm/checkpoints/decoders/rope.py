@@ -45,13 +45,18 @@ _NEUTRAL = {"partial_rotary_factor": 1.0}
 _BASE, _LOCAL_BASE, _GLOBAL_BASE = 10000.0, 10000.0, 1000000.0
 
 
-def read_rope(config: Config) -> Arguments:
-    """The builder's arguments for rotary positions that are the same in all blocks."""
+def read_rope(config: Config, default: float = _BASE) -> Arguments:
+    """The builder's arguments for rotary positions that are the same in all blocks.
+
+    Args:
+        config: the configuration.
+        default: float, the base if no field names it: `default_theta` in `transformers`.
+    """
     newer, older = config.fields.get("rope_parameters"), config.fields.get("rope_scaling")
     name = "rope_scaling" if older else "rope_parameters"
     rope = _dictionary(config, name, older or newer or {})
     theta = config.fields.get("rope_theta")
-    rope = {"rope_theta": _BASE if theta is None else theta, **rope}
+    rope = {"rope_theta": default if theta is None else theta, **rope}
     if older and isinstance(newer, dict):
         other = newer.get("rope_theta", rope["rope_theta"])
         if other != rope["rope_theta"]:

@@ -130,7 +130,7 @@ class RotaryDecoder(CausalDecoder):
         self,
         name: str,
         window: int | None,
-        position: RotaryEmbedding,
+        position: RotaryEmbedding | None,
         residual: Residual,
         **attention: Any,
     ) -> TransformerDecoderBlock:
@@ -139,7 +139,7 @@ class RotaryDecoder(CausalDecoder):
         Args:
             name: str, name of the block.
             window: int, attend to that many last positions only, or None.
-            position: the rotary positions.
+            position: the rotary positions, or None.
             residual: the residual connection of each sublayer.
             attention: further arguments of `MultiHeadSelfAttention`.
         """

@@ -1,0 +1,119 @@
+"""SmolLM3 (https://huggingface.co/blog/smollm3)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
+from keras_tfm.layers.types import Activation, Arguments, DType
+from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
+from keras_tfm.models.identity import builder
+from keras_tfm.models.model import Model
+
+# From the model's configuration on the Hugging Face hub. smollm3(128256, **SIZES["3b"]).
+SIZES: dict[str, Arguments] = {
+    "3b": {
+        "dim": 2048, "num_layers": 36, "num_heads": 16, "num_key_value_heads": 4,
+        "intermediate_dim": 11008, "rope_theta": 5e6, "max_length": 65536,
+    },
+}  # fmt: skip
+
+
+@builder
+def smollm3(
+    vocabulary_size: int,
+    dim: int = 2048,
+    num_layers: int = 36,
+    num_heads: int = 16,
+    intermediate_dim: int = 11008,
+    num_key_value_heads: int | None = None,
+    head_dim: int | None = None,
+    activation: Activation = "silu",
+    rms_norm_epsilon: float = 1e-6,
+    rope_theta: float = 2000000.0,
+    rope_scaling: Any = None,
+    rotary: Sequence[bool] | None = None,
+    windows: int | Sequence[int | None] | None = None,
+    attention_bias: bool = False,
+    feed_forward_bias: bool = False,
+    attention_dropout: float = 0.0,
+    tie_output: bool = True,
+    max_length: int = 32768,
+    pad_id: int | None = None,
+    name: str = "smollm3",
+    dtype: DType = None,
+) -> Model:
+    """SmolLM3, a decoder-only language model: from token ids to logits of the next token.
+
+    Llama's blocks, of which every fourth has no positions (NoPE, arXiv:2501.18795): its queries and
+    keys are not rotated, and order comes from the causal mask alone.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H).
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        num_key_value_heads: int, number of key and value heads. Must divide H. Default: H.
+        head_dim: int, width of a head. Default: D / H.
+        activation: str or function, activation of the feed-forward networks' gate.
+        rms_norm_epsilon: float, epsilon of every normalisation.
+        rope_theta: float, longest wavelength of the rotary positions divided by 2 pi.
+        rope_scaling: `layers.LinearScaling`, `Llama3Scaling` or `YaRNScaling`. Default: no
+            scaling.
+        rotary: list of bool, whether each block has rotary positions. Default: all but every
+            fourth.
+        windows: int, attend to that many last positions only; or a list with an int or None for
+            each block. Default: no windows.
+        attention_bias: bool, whether the attention's projections add a bias.
+        feed_forward_bias: bool, whether the feed-forward networks' layers add a bias.
+        attention_dropout: float, dropout rate of the attention weights.
+        tie_output: bool, whether the output layer shares the table of the token embedding.
+        max_length: int, number of positions in training. Stored, not enforced.
+        pad_id: int, id of padding tokens, which attention and pooling skip; -1 if it is no id of
+            the vocabulary. Default: no padding.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `tokens` (B, T), int32, to logits (B, T, V).
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong type or out of range.
+
+    Example:
+
+    >>> from keras_tfm.generation import generate
+    >>> from keras_tfm.models import smollm3
+    >>> model = smollm3(11, dim=8, num_layers=4, num_heads=2, intermediate_dim=16)
+    >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
+    (1, 6)
+    """
+    parts = RotaryDecoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
+        head_dim=head_dim, activation=activation, rms_norm_epsilon=rms_norm_epsilon,
+        windows=windows, attention_bias=attention_bias, feed_forward_bias=feed_forward_bias,
+        attention_dropout=attention_dropout, tie_output=tie_output, pad_id=pad_id, name=name,
+        dtype=dtype,
+    )  # fmt: skip
+    rotates = each_rotary(rotary, num_layers)
+
+    def block(i: int, window: int | None) -> TransformerDecoderBlock:
+        position = None
+        if rotates[i]:
+            position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
+        residual = Residual(input_norm=parts.norm("norm"), dtype=dtype)
+        return parts.block(f"decoder_{i}", window, position, residual)
+
+    return parts.build(block, norm=parts.norm("decoder_norm"))
+
+
+def each_rotary(rotary: Sequence[bool] | None, num_layers: int, interval: int = 4) -> list[bool]:
+    """Whether each block has rotary positions: all but every `interval`th if `rotary` is None."""
+    if rotary is None:
+        return [(i + 1) % interval != 0 for i in range(num_layers)]
+    if len(rotary) != num_layers:
+        raise ValueError(
+            f"rotary must have one entry for each of {num_layers} blocks, got {list(rotary)}"
+        )
+    return list(rotary)
