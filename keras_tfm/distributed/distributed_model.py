@@ -14,8 +14,7 @@ from keras_tfm.distributed.global_gradients import (
     sum_over_replicas,
 )
 from keras_tfm.distributed.global_loss import Batch, GlobalLoss, over_replicas
-
-Tensor = Any
+from keras_tfm.distributed.joint_loss import Rows, Tensor, Tensors
 
 
 @trainer_internals.build_with
@@ -28,10 +27,10 @@ class DistributedModel(keras.Model):
     a test that fails when Keras fixes them, so that they can be removed.
     """
 
-    optimizer: Any
+    optimizer: keras.Optimizer
     epoch_iterator: Any = None
     gradient_accumulation_steps = 1
-    _batch: Any = None  # a `Batch` in compiled models
+    _batch: Batch = None  # type: ignore[assignment]  # set by `compile`
 
     def compile(self, *args: Any, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
         """`keras.Model.compile` with `gradient_accumulation_steps`, the number of batch parts."""
@@ -81,20 +80,20 @@ class DistributedModel(keras.Model):
             )
         self._check_strategy()
 
-    def get_compile_config(self) -> dict[str, Any]:
+    def get_compile_config(self) -> dict[str, Tensors]:
         """The arguments of `compile`."""
         config = super().get_compile_config()
         if config:
             config["gradient_accumulation_steps"] = self.gradient_accumulation_steps
         return config
 
-    def compile_from_config(self, config: dict[str, Any]) -> None:
+    def compile_from_config(self, config: dict[str, Tensors]) -> None:
         """Compiles with the arguments that `get_compile_config` returned."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built and self.optimizer is not None:
             self.optimizer.build(self.trainable_variables)
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def train_step(self, data: Tensors) -> dict[str, Tensors]:
         """One optimizer step on one batch."""
         if not self.trainable_variables:  # Keras warns
             return super().train_step(data)
@@ -109,7 +108,7 @@ class DistributedModel(keras.Model):
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return self._logs()
 
-    def test_step(self, data: Any) -> dict[str, Any]:
+    def test_step(self, data: Tensors) -> dict[str, Tensors]:
         """The loss and metrics of one batch."""
         batch = x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         rows = self._begin(batch)
@@ -130,14 +129,14 @@ class DistributedModel(keras.Model):
         share = None if self._batch is None else self._batch.replica_share
         return loss if share is None else loss * tf.cast(share, loss.dtype)
 
-    def _loss(self, batch: tuple[Any, Any, Any], y_pred: Any, training: bool) -> Tensor:
+    def _loss(self, batch: Rows, y_pred: Tensors, training: bool) -> Tensor:
         """The loss of this replica's batch or part; 0 of no rows, whose mean is NaN."""
         x, y, sample_weight = batch
         loss = trainer_internals.compute_loss(self, x, y, y_pred, sample_weight, training=training)
         share = self._batch.replica_share
         return loss if share is None else tf.where(share > 0, loss, 0)
 
-    def _begin(self, batch: tuple[Any, Any, Any]) -> Tensor:
+    def _begin(self, batch: Rows) -> Tensor:
         """Begins a step; returns the mean number of rows of a replica, float32."""
         state = self._batch
         # Also what a step left that failed.
@@ -157,18 +156,18 @@ class DistributedModel(keras.Model):
         )
         self._batch.losses = self._batch.replica_share = None
 
-    def _forward(self, x: Any, training: bool) -> Any:
+    def _forward(self, x: Tensors, training: bool) -> Tensors:
         """The predictions; keeps the losses of the layers before another replica's pass."""
         self._batch.losses = None
         y_pred = self._predictions(x, training)
         self._batch.losses = self.losses
         return y_pred
 
-    def _predictions(self, x: Any, training: bool) -> Any:
+    def _predictions(self, x: Tensors, training: bool) -> Tensors:
         takes_it = trainer_internals.takes_training(self)
         return self(x, training=training) if takes_it else self(x)
 
-    def _gradients(self, batch: tuple[Any, Any, Any]) -> tuple[Tensor, list[Tensor]]:
+    def _gradients(self, batch: Rows) -> tuple[Tensor, list[Tensor]]:
         """The loss of a batch or a part, and its gradients; updates the metrics."""
         x, y, sample_weight = batch
         with tf.GradientTape() as tape:
@@ -181,7 +180,7 @@ class DistributedModel(keras.Model):
         self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return loss, gradients
 
-    def _accumulate(self, batch: tuple[Any, Any, Any]) -> tuple[Tensor, list[Tensor]]:
+    def _accumulate(self, batch: Rows) -> tuple[Tensor, list[Tensor]]:
         """The loss and the gradients of a batch, which is processed in parts, one by one.
 
         They are sums over the parts, each weighted by its share of the rows: a mean over rows is
@@ -193,7 +192,9 @@ class DistributedModel(keras.Model):
         parts = tf.minimum(rows, self.gradient_accumulation_steps)  # each has a row at least
         self._count(batch)
 
-        def step(part: Tensor, loss: Tensor, sums: list[Tensor]) -> tuple[Tensor, Tensor, Any]:
+        def step(
+            part: Tensor, loss: Tensor, sums: list[Tensor]
+        ) -> tuple[Tensor, Tensor, list[Tensor]]:
             begin, end = rows * part // parts, rows * (part + 1) // parts
             piece = tree.map_structure(lambda t: None if t is None else t[begin:end], batch)
             state.share = tf.cast(end - begin, "float32") / tf.cast(rows, "float32")
@@ -219,7 +220,7 @@ class DistributedModel(keras.Model):
         )
         return loss, sums
 
-    def _count(self, batch: tuple[Any, Any, Any]) -> None:
+    def _count(self, batch: Rows) -> None:
         """Counts the labels of the whole batch, by which the losses of its parts are divided.
 
         The graph prunes all but the counts. Of metrics that an overridden `compute_loss` updates,
@@ -232,14 +233,14 @@ class DistributedModel(keras.Model):
             self._batch.losses = []
             self._loss(batch, y_pred, training=False)
 
-    def _logs(self) -> dict[str, Any]:
+    def _logs(self) -> dict[str, Tensors]:
         """The metrics; of shape (1,) with several workers, as Keras reduces them over axis 0."""
         logs = self.get_metrics_result()
         if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             logs = tree.map_structure(lambda value: tf.reshape(value, (1,)), logs)
         return logs
 
-    def build_for(self, data: Any) -> None:
+    def build_for(self, data: Tensors) -> None:
         """Creates the variables of metrics, losses and optimizer from the specs of the data.
 
         Args:
@@ -249,7 +250,7 @@ class DistributedModel(keras.Model):
         with self.distribute_strategy.scope():
             trainer_internals.symbolic_build(self, spec)
 
-    def build_before(self, iterator: Any, data_batch: Any) -> None:
+    def build_before(self, iterator: Any, data_batch: Tensors) -> None:
         """Builds the model under a strategy: for `fit` and `evaluate`, or for a single batch.
 
         Args:
@@ -296,11 +297,11 @@ class DistributedModel(keras.Model):
             )
 
 
-def _first(x: Any) -> Tensor:
+def _first(x: Tensors) -> Tensor:
     return next(t for t in tree.flatten(x) if t is not None)
 
 
-def _tensor_spec(spec: Any) -> tf.TensorSpec:
+def _tensor_spec(spec: tf.TypeSpec) -> tf.TensorSpec:
     """The spec of one replica's batch."""
     if isinstance(spec, tf.TensorSpec):
         return spec
@@ -308,7 +309,7 @@ def _tensor_spec(spec: Any) -> tf.TensorSpec:
     return next(iter(first))
 
 
-def _lives_in(strategy: tf.distribute.Strategy, variable: Any) -> bool:
+def _lives_in(strategy: tf.distribute.Strategy, variable: tf.Variable) -> bool:
     return strategy.extended.variable_created_in_scope(variable.value)
 
 

@@ -7,7 +7,7 @@ import keras
 Tensor = Any
 
 
-def gather_rows(rows: Tensor) -> tuple[Tensor, Any]:
+def gather_rows(rows: Tensor) -> tuple[Tensor, Tensor | int]:
     """The rows of all replicas in their order, and the number of rows before this replica's.
 
     Gradients flow back to the replica that each row came from. With one replica, on JAX and on

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import keras
+
 from keras_tfm import optimizer_internals
 
 Tensor = Any
@@ -19,7 +21,7 @@ def sum_over_replicas(gradients: list[Tensor]) -> list[Tensor]:
     return [None if g is None else next(sums) for g in gradients]
 
 
-def leave_sums_to_the_model(optimizer: Any) -> None:
+def leave_sums_to_the_model(optimizer: keras.Optimizer) -> None:
     """Makes an optimizer expect gradients that are already summed over the replicas.
 
     Keras's optimizer would sum them only after `clipnorm` and `global_clipnorm` have clipped each
@@ -29,15 +31,15 @@ def leave_sums_to_the_model(optimizer: Any) -> None:
     optimizer_internals.set_gradient_sum(innermost(optimizer), _leave_unchanged)
 
 
-def sums_are_left_to_the_model(optimizer: Any) -> bool:
+def sums_are_left_to_the_model(optimizer: keras.Optimizer) -> bool:
     """Whether `leave_sums_to_the_model` was called for the optimizer."""
     return optimizer_internals.gradient_sum(innermost(optimizer)) is _leave_unchanged
 
 
-def innermost(optimizer: Any) -> Any:
+def innermost(optimizer: keras.Optimizer) -> keras.Optimizer:
     """The optimizer inside a `LossScaleOptimizer`, or else the optimizer itself."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _leave_unchanged(pairs: Any) -> Any:
+def _leave_unchanged(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     return pairs

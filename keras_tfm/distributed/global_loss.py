@@ -3,14 +3,14 @@
 import threading
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras import losses, ops
 
 from keras_tfm import keras_internals, trainer_internals
-from keras_tfm.distributed.joint_loss import joint_loss
+from keras_tfm.distributed.joint_loss import Tensor, Tensors, joint_loss
 
-Tensor = Any
-CompileLoss: Any = trainer_internals.compile_loss_class()
+CompileLoss: type[keras.losses.Loss] = trainer_internals.compile_loss_class()
 
 
 class GlobalLoss(CompileLoss):
@@ -26,7 +26,7 @@ class GlobalLoss(CompileLoss):
         super().__init__(*args, **kwargs)
         self.batch = Batch() if batch is None else batch
 
-    def build(self, y_true: Any, y_pred: Any) -> None:
+    def build(self, y_true: Tensors, y_pred: Tensors) -> None:
         """Finds the loss of each output, and makes its mean global."""
         if joint_loss(self) is not None:
             self.built = True
@@ -34,7 +34,7 @@ class GlobalLoss(CompileLoss):
         super().build(y_true, y_pred)
         trainer_internals.wrap_losses(self, lambda loss: GlobalMean(loss, self.batch))
 
-    def call(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
+    def call(self, y_true: Tensors, y_pred: Tensors, sample_weight: Tensors = None) -> Tensor:
         """The sum of the losses of all outputs, or the one loss that takes all outputs."""
         loss = joint_loss(self)
         if loss is None:
@@ -54,7 +54,7 @@ class GlobalLoss(CompileLoss):
         return value
 
     @property
-    def metrics(self) -> list[Any]:
+    def metrics(self) -> list[keras.Metric]:
         """The trackers of the losses of several outputs; for a part, weighted by its share."""
         trackers = super().metrics
         weight = self.batch.tracker_weight
@@ -66,10 +66,10 @@ class GlobalLoss(CompileLoss):
 class _Weighted:
     """A tracker to which Keras gives a part with the weight of a whole batch."""
 
-    def __init__(self, tracker: Any, weight: Tensor):
+    def __init__(self, tracker: keras.Metric, weight: Tensor):
         self.tracker, self.weight = tracker, weight
 
-    def update_state(self, value: Tensor, sample_weight: Any = None) -> None:
+    def update_state(self, value: Tensor, sample_weight: Tensors = None) -> None:
         """Adds the loss of a part."""
         self.tracker.update_state(value, sample_weight=self.weight)
 
@@ -96,7 +96,7 @@ class Batch(threading.local):
         self.losses: list[Tensor] | None = None
         self.tracker_weight: Tensor | None = None
         self.calling = False
-        self.totals: dict[Any, Tensor] = {}
+        self.totals: dict[object, Tensor] = {}
 
 
 class GlobalMean:

@@ -9,14 +9,22 @@ Example:
 None
 """
 
-from typing import Any
+from typing import Any, TypeAlias
+
+import keras
 
 from keras_tfm.trainer_internals import compile_loss_class, loss_arguments
 
-CompileLoss: Any = compile_loss_class()
+Tensor: TypeAlias = Any
+# A tensor, or a list or dictionary of tensors.
+Tensors: TypeAlias = Any
+# Inputs, labels and sample weights of some rows.
+Rows: TypeAlias = tuple[Tensors, Tensors, Tensors]
+
+CompileLoss: type[keras.losses.Loss] = compile_loss_class()
 
 
-def joint_loss(loss: Any) -> Any:
+def joint_loss(loss: object) -> Any:
     """Returns the loss given to `compile` if it takes all outputs at once; otherwise None."""
     given = loss_arguments(loss).loss
     return given if getattr(given, "joint", False) else None
@@ -25,7 +33,7 @@ def joint_loss(loss: Any) -> Any:
 class JointLoss(CompileLoss):
     """The compiled loss of a model whose loss takes all outputs at once."""
 
-    def call(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def call(self, y_true: Tensors, y_pred: Tensors, sample_weight: Tensors = None) -> Tensors:
         """The loss."""
         self.built = True
         return joint_loss(self)(y_true, y_pred, sample_weight)
