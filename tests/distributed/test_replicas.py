@@ -7,21 +7,38 @@ import small_training
 from programs import assert_equal
 
 
-@pytest.fixture(scope="module")
-def results():
-    result = programs.run("on_replicas.py")
+def results_of(tier):
+    result = programs.run("on_replicas.py", tier)
     assert result.returncode == 0, result.stdout + result.stderr
     return small_training.heard(result.stdout)
 
 
-@pytest.mark.parametrize(("one", "more"), [("1", "2"), ("small 1", "4")])
-def test_replicas_with_unequal_padding_train_alike(results, one, more):
-    assert_equal(results[one], results[more])
+@pytest.fixture(scope="module")
+def results():
+    return results_of("fast")
 
 
-@pytest.mark.parametrize("loss", ["ignored", "by mask"])
-def test_losses_of_keras_too(results, loss):
-    assert_equal(results[f"{loss} 1"], results[f"{loss} 2"])
+@pytest.fixture(scope="module")
+def slow_results():
+    return results_of("slow")
+
+
+def test_replicas_with_unequal_padding_train_alike(results):
+    assert_equal(results["1"], results["2"])
+
+
+@pytest.mark.slow
+def test_four_replicas_train_alike(slow_results):
+    assert_equal(slow_results["small 1"], slow_results["4"])
+
+
+def test_losses_of_keras_too(results):
+    assert_equal(results["ignored 1"], results["ignored 2"])
+
+
+@pytest.mark.slow
+def test_losses_of_keras_with_a_mask(slow_results):
+    assert_equal(slow_results["by mask 1"], slow_results["by mask 2"])
 
 
 def test_labels_that_the_mask_hides_do_not_count(results):
@@ -37,18 +54,23 @@ def test_strings(results):
     assert_equal(results["strings 1"], results["strings 2"])
 
 
-@pytest.mark.parametrize("parts", ["3 parts", "2 replicas, 2 parts"])
-def test_a_batch_in_parts_is_the_batch(results, parts):
-    """Also where the parts are unequal: batches of eight in three parts."""
-    assert_equal(results["small 1"], results[parts])
+def test_a_batch_in_parts_is_the_batch(results):
+    assert_equal(results["small 1"], results["2 replicas, 2 parts"])
+
+
+@pytest.mark.slow
+def test_unequal_parts(slow_results):
+    """Batches of eight in three parts."""
+    assert_equal(slow_results["small 1"], slow_results["3 parts"])
 
 
 def test_gradients_are_clipped_as_a_whole(results):
     assert_equal(results["clipped 1"], results["clipped 2"])
 
 
-def test_half_precision(results):
-    one, two = (np.array(results[f"half {n}"]["weights"]) for n in (1, 2))
+@pytest.mark.slow
+def test_half_precision(slow_results):
+    one, two = (np.array(slow_results[f"half {n}"]["weights"]) for n in (1, 2))
     # Gradients of some 0.1 rounded to eleven bits, in six steps of rate 0.5.
     np.testing.assert_allclose(one, two, atol=3e-3, rtol=0)
 
@@ -58,15 +80,20 @@ def test_two_outputs_with_a_loss_each(results):
     assert_equal(results["two outputs"], results["two outputs, 2 replicas, 2 parts"])
 
 
-@pytest.mark.parametrize("many", ["own losses 4", "own losses 4, 2 parts"])
-def test_additional_losses_by_rows(results, many):
+def test_additional_losses_by_rows(results):
     """Keras lets a replica take the additional losses of another, without their gradients."""
-    assert_equal(results["own losses 1"], results[many])
+    assert_equal(results["own losses 1"], results["own losses 4, 2 parts"])
 
 
-def test_the_trap_is_there(results):
+@pytest.mark.slow
+def test_additional_losses_of_whole_batches(slow_results):
+    assert_equal(slow_results["own losses 1"], slow_results["own losses 4"])
+
+
+@pytest.mark.slow
+def test_the_trap_is_there(slow_results):
     """Keras alone, with one process: other weights on two replicas than on one. Else why bother."""
-    one, two = (np.array(results[f"keras alone {n}"]["weights"]) for n in (1, 2))
+    one, two = (np.array(slow_results[f"keras alone {n}"]["weights"]) for n in (1, 2))
     assert np.abs(one - two).max() > 1e-3
 
 
@@ -92,7 +119,8 @@ def test_what_cannot_work_is_refused_early(results, what, text):
     assert text in results["refused"][what]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["odd first batch", "scalar logs"])
-def test_keras_still_needs_the_override(results, what):
+def test_keras_still_needs_the_override(slow_results, what):
     """Keras 3.15 fails here. Once it does not, `DistributedModel` can do without its own."""
-    assert results["keras fails"][what], "Keras repaired itself: delete the override"
+    assert slow_results["keras fails"][what], "Keras repaired itself: delete the override"
