@@ -1,6 +1,7 @@
-"""The structure of the package: small files, imports in one direction, private names in one file.
+"""The structure of the package: imports in one direction, names, private names in one file.
 
 Everything is read from the sources with `ast`; nothing of the package is imported.
+`python benchmarks/structure.py` counts the same, and what is no rule: lines, types, what runs.
 """
 
 import ast
@@ -10,10 +11,11 @@ import re
 from pathlib import Path
 
 import pytest
+import structure
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "keras_tfm"
-LONGEST = 400
+LARGEST_FOLDER = 20
 
 # Each layer may import those above it. Two packages of one layer do not import each other.
 LAYERS = [
@@ -75,10 +77,7 @@ PRIVATE = {
     "_user_loss_weights",
 }  # fmt: skip
 
-FILES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
+FILES = structure.module_files()
 TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 ALL = pytest.mark.parametrize("name", FILES)
 
@@ -128,63 +127,68 @@ def ours(modules):
     return {name for name in modules if name in FILES}
 
 
-# Size
+# Folders
 
 
-@ALL
-def test_no_file_is_long(name):
-    lines = len(FILES[name].read_text().splitlines())
-    assert lines <= LONGEST, f"{name} has {lines} lines, at most {LONGEST}: split it"
+def test_no_folder_is_crowded():
+    crowded = {x: n for x, n in structure.folder_sizes().items() if n > LARGEST_FOLDER}
+    assert not crowded, f"at most {LARGEST_FOLDER} modules in a folder: {crowded}"
+
+
+def is_gallery(module):
+    return ".gallery" in module
+
+
+# The indexes of packages have all public names, the registry all tables, and heads of all kinds are
+# tried on every model.
+INDEXES = {"keras_tfm.layers", "keras_tfm.models"}
+
+
+def test_the_core_can_be_read_without_the_gallery():
+    for name, path in FILES.items():
+        if not is_gallery(name) and name not in INDEXES:
+            wrong = sorted(filter(is_gallery, structure.all_imports(name, path, FILES)))
+            assert not wrong, f"{name} imports {wrong}"
+
+
+# Names
+
+
+def test_no_function_is_named_by_a_participle_alone():
+    """A function is a verb or what it returns (STYLE.md), in the field's words."""
+    assert structure.lone_participles() == []
+
+
+def test_participles_are_found(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    names = ["written", "_carried", "seed", "read", "feed_forward", "checked_inputs", "run", "embed"]
+    source = "".join(f"def {x}(): pass\n" for x in names)
+    (package / "a.py").write_text(source + "class A:\n    @property\n    def closed(self): pass\n")
+    found = [x.split()[1] for x in structure.lone_participles(package)]
+    assert found == ["written", "_carried"]
 
 
 # Imports
 
 
-def cycle_in(graph):
-    """A list of nodes each of which leads to the next and the last to the first, or None."""
-    done, path = set(), []
-
-    def search(node):
-        if node in path:
-            return path[path.index(node) :]
-        if node in done:
-            return None
-        path.append(node)
-        found = next((c for c in map(search, sorted(graph[node])) if c), None)
-        path.pop()
-        done.add(node)
-        return found
-
-    return next((c for c in map(search, sorted(graph)) if c), None)
+def test_circles_are_found():
+    assert structure.circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert structure.circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c"]]
 
 
-def import_graph():
-    """Of modules, by what they import when they are imported.
-
-    `from package import name` runs the package's `__init__`, which is an edge too unless it is the
-    module's own package: then it runs already, and only a name that it has not yet defined fails.
-    """
-    graph = {}
-    for name, tree in TREES.items():
-        edges = set()
-        for other in ours(imports(name, tree, at_import_only=True)):
-            edges.add(other)
-            parents = [".".join(other.split(".")[:i]) for i in range(1, other.count(".") + 1)]
-            edges.update(p for p in parents if not f"{name}.".startswith(f"{p}."))
-        graph[name] = edges - {name}
-    return graph
+def test_late_imports_and_those_for_types_make_circles(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "a.py").write_text("def f():\n    from package.b import g\n")
+    types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from package import a\n"
+    (package / "b.py").write_text(types)
+    assert structure.import_circles(package) == [["package.a", "package.b"]]
 
 
-def test_a_cycle_is_found():
-    assert cycle_in({"a": {"b"}, "b": {"c"}, "c": set()}) is None
-    assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
-
-
-def test_no_module_imports_itself_in_a_circle():
-    graph = import_graph()
-    assert sum(map(len, graph.values())) > 100  # it does read imports
-    cycle = cycle_in(graph)
-    assert cycle is None, "import cycle: " + " -> ".join([*cycle, cycle[0]])
+def test_no_modules_import_each_other():
+    """Late imports and those for types count: they are dependencies all the same."""
+    assert structure.import_circles() == []
 
 
 def test_no_package_imports_itself_in_a_circle():
@@ -193,8 +197,7 @@ def test_no_package_imports_itself_in_a_circle():
         if name != "keras_tfm":
             others = map(package_of, ours(imports(name, tree, at_import_only=False)))
             graph[package_of(name)] |= {x for x in others if x} - {package_of(name)}
-    cycle = cycle_in(graph)
-    assert cycle is None, "packages import each other: " + " -> ".join([*cycle, cycle[0]])
+    assert structure.circles(graph) == []
 
 
 def allowed(package):
