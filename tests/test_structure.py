@@ -162,7 +162,7 @@ def test_no_function_is_named_by_a_participle_alone():
 def test_participles_are_found(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
-    names = ["written", "_carried", "seed", "read", "feed_forward", "checked_inputs", "run", "embed"]
+    names = ["written", "_carried", "seed", "read", "feed_forward", "checked_x", "run", "embed"]
     source = "".join(f"def {x}(): pass\n" for x in names)
     (package / "a.py").write_text(source + "class A:\n    @property\n    def closed(self): pass\n")
     found = [x.split()[1] for x in structure.lone_participles(package)]
