@@ -19,7 +19,14 @@ LARGEST_FOLDER = 20
 
 # Each layer may import those above it. Two packages of one layer do not import each other.
 LAYERS = [
-    {"version", "atomic_files", "matmul_precision", "model_types", "optional_package"},
+    {
+        "version",
+        "annotations",
+        "atomic_files",
+        "matmul_precision",
+        "model_types",
+        "optional_package",
+    },
     {
         "arguments",
         "keras_internals",
@@ -37,19 +44,26 @@ LAYERS = [
 ]
 # What else may be imported, or not: package -> all that it may import of keras_tfm.
 ONLY = {
-    "arguments": set(),
+    "annotations": set(),
+    "arguments": {"annotations"},
     "atomic_files": set(),
-    "keras_internals": set(),
+    "keras_internals": {"annotations"},
     "matmul_precision": set(),
     "model_types": set(),
-    "optimizer_internals": set(),
-    "trainer_internals": set(),
+    "optimizer_internals": {"annotations"},
+    "trainer_internals": {"annotations"},
     "optional_package": set(),
     "version": set(),
     "runtime": {"atomic_files", "optional_package", "version"},
-    "text": {"arguments", "optional_package"},
-    "images": {"arguments"},
-    "distributed": {"arguments", "keras_internals", "optimizer_internals", "trainer_internals"},
+    "text": {"annotations", "arguments", "optional_package"},
+    "images": {"annotations", "arguments"},
+    "distributed": {
+        "annotations",
+        "arguments",
+        "keras_internals",
+        "optimizer_internals",
+        "trainer_internals",
+    },
 }
 INTERNALS = {
     "keras_tfm.keras_internals",
