@@ -21,7 +21,6 @@ LARGEST_FOLDER = 20
 LAYERS = [
     {
         "version",
-        "annotations",
         "atomic_files",
         "matmul_precision",
         "model_types",
@@ -44,21 +43,19 @@ LAYERS = [
 ]
 # What else may be imported, or not: package -> all that it may import of keras_tfm.
 ONLY = {
-    "annotations": set(),
-    "arguments": {"annotations"},
+    "arguments": set(),
     "atomic_files": set(),
-    "keras_internals": {"annotations"},
+    "keras_internals": set(),
     "matmul_precision": set(),
     "model_types": set(),
-    "optimizer_internals": {"annotations"},
-    "trainer_internals": {"annotations"},
+    "optimizer_internals": set(),
+    "trainer_internals": set(),
     "optional_package": set(),
     "version": set(),
     "runtime": {"atomic_files", "optional_package", "version"},
-    "text": {"annotations", "arguments", "optional_package"},
-    "images": {"annotations", "arguments"},
+    "text": {"arguments", "optional_package"},
+    "images": {"arguments"},
     "distributed": {
-        "annotations",
         "arguments",
         "keras_internals",
         "optimizer_internals",
