@@ -68,7 +68,7 @@ class AnyOrder(text.Batches):
     def batch(self, step: int):
         chosen = self.chosen[step]
         return {
-            name: part.padded(chosen, int(part.lengths[chosen].max()))
+            name: part.to_padded(chosen, int(part.lengths[chosen].max()))
             for name, part in self.parts.items()
         }
 

@@ -345,11 +345,11 @@ def problem_from(task: str, kind: str, source: str, target: str, factor: str) ->
     return answers.Problem(task, kind, question, answer)
 
 
-def padded(sources: list[str], length: int):
+def to_padded(sources: list[str], length: int):
     from keras_tfm.text import Rows
 
     rows = Rows.of([x.ids for x in data.tokenizer().encode_batch(sources)])
-    return rows.padded(range(len(sources)), length)
+    return rows.to_padded(range(len(sources)), length)
 
 
 def generated(generator, sources: list[str], rows: int = 100) -> list[list[str]]:

@@ -190,7 +190,7 @@ def translate(model, tokenizer, texts: list[str], rows: int = 64) -> list[str]:
     result = [""] * len(texts)
     for first in range(0, len(order), rows):
         chosen = order[first : first + rows]
-        tokens = generator(sources.padded(chosen, int(sources.lengths[chosen].max()))).tokens
+        tokens = generator(sources.to_padded(chosen, int(sources.lengths[chosen].max()))).tokens
         for i, text in zip(chosen, tokenizer.decode_batch(tokens.tolist()), strict=True):
             result[i] = text
     return result
@@ -306,7 +306,7 @@ class Corpus:
         found = [
             i for i, n in enumerate(self.validation.inputs["source"].lengths) if n <= LENGTHS[0]
         ]
-        return self.validation.inputs["source"].padded(found[:rows], LENGTHS[0])
+        return self.validation.inputs["source"].to_padded(found[:rows], LENGTHS[0])
 
     def batches(self, pairs: list, shuffle: bool = True):
         """Batches for teacher forcing, without pairs that are too long."""

@@ -221,11 +221,11 @@ def print_table(title: str, test: list[data.Problem], contestants: dict) -> None
         print(f"  {problem.text}\n    {equation}   (expected {problem.equation})")
 
 
-def padded(tokenizer, texts: list[str], length: int):
+def to_padded(tokenizer, texts: list[str], length: int):
     from keras_tfm.text import Rows
 
     rows = Rows.of([x.ids for x in tokenizer.encode_batch(texts)])
-    return rows.padded(range(len(texts)), length)
+    return rows.to_padded(range(len(texts)), length)
 
 
 def in_keras(model, source, target, texts: list[str], rows: int = 200) -> list[str]:

@@ -107,7 +107,7 @@ class BucketedBatches(Batches):
         indices = self._plan(step // self.steps)[step % self.steps]
 
         def pad(name: str, part: Rows) -> np.ndarray:
-            return part.padded(indices, self._length(part, indices), self.pad_ids[name])
+            return part.to_padded(indices, self._length(part, indices), self.pad_ids[name])
 
         inputs = {name: pad(name, part) for name, part in self.inputs.items()}
         return inputs if self.labels is None else (inputs, pad(LABELS, self.labels))

@@ -24,7 +24,7 @@ class Rows:
     >>> rows = Rows.of([[5, 6, 7], [], [8]])
     >>> rows.lengths.tolist(), rows[0].tolist()
     ([3, 0, 1], [5, 6, 7])
-    >>> rows.padded([0, 2], length=4).tolist()
+    >>> rows.to_padded([0, 2], length=4).tolist()
     [[5, 6, 7, 0], [8, 0, 0, 0]]
     """
 
@@ -75,7 +75,7 @@ class Rows:
         i %= len(self)
         return self.values[self.starts[i] : self.starts[i + 1]]
 
-    def padded(
+    def to_padded(
         self, indices: Sequence[int] | np.ndarray, length: int, pad_id: int = 0
     ) -> np.ndarray:
         """The rows of `indices`, padded at the end with `pad_id`: (len(indices), length), int32.

@@ -35,7 +35,7 @@ def trained_classifier():
     rows = [
         rng.permutation([[3, 4, 8][label], *[0] * rng.integers(0, 4)]).tolist() for label in labels
     ]
-    padded = Rows.of(rows).padded(range(len(rows)), 4, pad_id=PADDING)
+    padded = Rows.of(rows).to_padded(range(len(rows)), 4, pad_id=PADDING)
     model = classifier()
     model.compile(
         keras.optimizers.Adam(0.02), keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -26,7 +26,7 @@ USES = {
     "MaskTokens": "text.MaskTokens(50, mask_id=4)(np.array([[20, 21, 0]]), 0)",
     "PackedBatches": "x = text.PackedBatches({'ids': [[3, 4]]}, length=5)\nx.batch(0), x.padding()",
     "Padding": "str(text.Padding(1, 2, 3))",
-    "Rows": "text.Rows.of_padded(np.array([[3, 0]])).padded([0], 4)",
+    "Rows": "text.Rows.of_padded(np.array([[3, 0]])).to_padded([0], 4)",
     "alignment_profile": "text.alignment_profile(np.ones((2, 3), int))",
     "crop_alignment": "text.crop_alignment(np.ones((2, 3), int), 2, 2, np.random.default_rng(0))",
     "encode_alignment": "text.encode_alignment(['AC'])",

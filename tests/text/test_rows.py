@@ -18,7 +18,7 @@ def test_by_hand():
     assert len(rows) == 3
     assert [row.tolist() for row in rows] == [[5, 6, 7], [], [8]]
     assert rows[-1].tolist() == [8]
-    assert rows.padded([2, 0, 0], 4, pad_id=-1).tolist() == [
+    assert rows.to_padded([2, 0, 0], 4, pad_id=-1).tolist() == [
         [8, -1, -1, -1],
         [5, 6, 7, -1],
         [5, 6, 7, -1],
@@ -28,7 +28,7 @@ def test_by_hand():
 @given(ROWS)
 def test_padded_and_back(rows):
     made = Rows.of(rows)
-    padded = made.padded(range(len(rows)), length=8)
+    padded = made.to_padded(range(len(rows)), length=8)
     assert [row.tolist() for row in Rows.of_padded(padded)] == rows
     assert Rows.of(made) is made
 
@@ -59,7 +59,7 @@ def test_what_is_no_row_of_integers(rows, message):
 
 def test_too_long_for_its_place():
     with pytest.raises(ValueError, match=r"row 0 has 3 tokens, the length is 2"):
-        Rows.of([[1, 2, 3]]).padded([0], 2)
+        Rows.of([[1, 2, 3]]).to_padded([0], 2)
 
 
 def test_a_row_that_is_not_there():
