@@ -345,7 +345,7 @@ def problem_from(task: str, kind: str, source: str, target: str, factor: str) ->
     return answers.Problem(task, kind, question, answer)
 
 
-def to_padded(sources: list[str], length: int):
+def padded(sources: list[str], length: int):
     from keras_tfm.text import Rows
 
     rows = Rows.of([x.ids for x in data.tokenizer().encode_batch(sources)])

@@ -221,7 +221,7 @@ def print_table(title: str, test: list[data.Problem], contestants: dict) -> None
         print(f"  {problem.text}\n    {equation}   (expected {problem.equation})")
 
 
-def to_padded(tokenizer, texts: list[str], length: int):
+def padded(tokenizer, texts: list[str], length: int):
     from keras_tfm.text import Rows
 
     rows = Rows.of([x.ids for x in tokenizer.encode_batch(texts)])
