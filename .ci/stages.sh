@@ -193,6 +193,7 @@ stage_lint() {
     .venv/bin/ruff check .
     .venv/bin/ruff format --check .
     .venv/bin/mypy
+    .venv/bin/python benchmarks/structure.py
 }
 
 # An example of each kind in a smoke size: an encoder-decoder, a language model, pictures, sound, alignments.
@@ -253,7 +254,7 @@ stage_peers() {
 # The tests that the README's extra leaves out: keras-hub, tensorflow-text, scikit-learn, a notebook,
 # LiteRT-LM, a real Hugging Face model, and what only examples need.
 WITH_HUB=(
-    tests/text/test_vocabularies.py tests/text/test_imports.py tests/export/test_carried_tokenizers.py
+    tests/text/test_vocabularies.py tests/text/test_imports.py tests/export/test_stored_tokenizers.py
     tests/export/test_text_operators.py tests/examples/test_bert_pretraining.py
     tests/examples/test_{quickstart,contacts,integration,word_problems,spoken_numbers}.py
     tests/test_readme.py::test_the_hugging_face_model_runs_as_it_stands tests/checkpoints/test_keras_hub.py

@@ -22,6 +22,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "keras_tfm"
 
+# Lines after which a file is worth a look: does it have more than one reason to change?
+LONG = 400
+
 # Past participles that do not end in "ed", of the verbs that function names are made of.
 IRREGULAR = set(
     re.findall(
@@ -285,7 +288,8 @@ def rows(sources_only: bool) -> Iterator[tuple[str, str]]:
     lines = line_counts()
     core = sum(n for name, n in lines.items() if ".gallery" not in name)
     yield "lines that are not empty, gallery apart", f"{core:,} + {sum(lines.values()) - core:,}"
-    yield "modules", str(len(lines))
+    long = sum(len(path.read_text().splitlines()) > LONG for path in module_files().values())
+    yield f"modules, of more than {LONG} lines", f"{len(lines)}, {long}"
 
 
 def main() -> None:

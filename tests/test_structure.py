@@ -32,7 +32,6 @@ LAYERS = [
         "optimizer_internals",
         "trainer_internals",
         "text",
-        "images",
         "runtime",
     },
     {"layers", "distributed"},
@@ -54,7 +53,6 @@ ONLY = {
     "version": set(),
     "runtime": {"atomic_files", "optional_package", "version"},
     "text": {"arguments", "optional_package"},
-    "images": {"arguments"},
     "distributed": {
         "arguments",
         "keras_internals",
@@ -240,7 +238,6 @@ def test_every_package_has_a_place():
     [
         ("runtime", {"keras", "tensorflow"}),
         ("text", {"keras"}),
-        ("images", {"keras"}),
         ("arguments", {"keras", "tensorflow"}),
         ("optional_package", {"keras", "tensorflow", "numpy"}),
     ],
