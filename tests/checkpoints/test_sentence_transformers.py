@@ -129,8 +129,8 @@ def test_each_text_runs_in_the_shortest_length_that_fits():
     file = runtime.load(exported())
     texts = ["a dog runs", "cat", "a", "a cat runs", "dog"]
     used = []
-    run = file.run
-    file.run = lambda name, inputs: used.append(name) or run(name, inputs)
+    run = file.file.run
+    file.file.run = lambda name, inputs: used.append(name) or run(name, inputs)
     vectors = file.embed(texts, prompt="passage")
     assert sorted(used) == ["predict_4", "predict_9"]
     for text, vector in zip(texts, vectors, strict=True):
