@@ -147,6 +147,10 @@ MODEL_TYPES = (
         tokenizer="GPT2Tokenizer",
     ),
     ModelType(
+        "granite", "Granite", "decoders.granite:GRANITE", "granite", "decoder",
+        vocabularies={"": 49159},
+    ),
+    ModelType(
         "smollm3", "SmolLM3", "decoders.smollm3:SMOLLM3", "smollm3", "decoder",
         vocabularies={"": 128256},
     ),

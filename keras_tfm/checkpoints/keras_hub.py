@@ -156,8 +156,10 @@ def _check_embedding(source: keras.layers.Layer, target: keras.layers.Layer) -> 
             f"{source.name} has tie_weights={source.tie_weights} and "
             f"logit_soft_cap={source.logit_soft_cap}; TokenEmbedding has tied weights and no cap"
         )
-    if target.scale:
-        raise ValueError(f"{target.name} has scale=True; KerasHub's embedding does not scale")
+    if target.scale is not False:
+        raise ValueError(
+            f"{target.name} has scale={target.scale}; KerasHub's embedding does not scale"
+        )
     if source.mask_zero != (target.mask_id == 0):
         raise ValueError(
             f"{source.name} has mask_zero={source.mask_zero}, {target.name} "

@@ -16,7 +16,7 @@ NORMS = ("input_norm", "output_norm", "sum_norm")
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class Residual(RematerializedLayer):
-    """A residual connection: sum_norm(a x + dropout(output_norm(f(input_norm(x))))).
+    """A residual connection: sum_norm(a x + b dropout(output_norm(f(input_norm(x))))).
 
     Each norm is optional. The usual orders are:
 
@@ -35,6 +35,7 @@ class Residual(RematerializedLayer):
         drop_path: float, rate at which f(x) is dropped for a whole row of the batch in training
             (stochastic depth, arXiv:1603.09382).
         residual_scale: float, the factor a.
+        output_scale: float, the factor b, as in Granite.
         layer_scale: float, initial value of a learned vector (D,) that multiplies f(x)
             (arXiv:2103.17239). Default: no such vector.
 
@@ -69,11 +70,13 @@ class Residual(RematerializedLayer):
         drop_path: float = 0.0,
         residual_scale: float = 1.0,
         layer_scale: float | None = None,
+        output_scale: float = 1.0,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
         check_rate("drop_path", drop_path)
         check_number("residual_scale", residual_scale)
+        check_number("output_scale", output_scale)
         check_number("layer_scale", layer_scale, optional=True)
         self.input_norm = as_norm("input_norm", input_norm)
         self.output_norm = as_norm("output_norm", output_norm)
@@ -85,6 +88,7 @@ class Residual(RematerializedLayer):
         self.drop_path = drop_path
         self.residual_scale = residual_scale
         self.layer_scale = layer_scale
+        self.output_scale = output_scale
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.drop_path_layer = Dropout(drop_path, dtype=self.dtype_policy)
         self.supports_masking = True
@@ -128,6 +132,8 @@ class Residual(RematerializedLayer):
             y = self.dropout_layer(y, training=training)
         if self.layer_scale is not None:
             y = y * self.scale
+        if self.output_scale != 1.0:
+            y = y * self.output_scale
         if self.drop_path:
             y = self.drop_path_layer(y, training=training)
         y = (x if self.residual_scale == 1.0 else x * self.residual_scale) + y
@@ -146,4 +152,5 @@ class Residual(RematerializedLayer):
             "drop_path": self.drop_path,
             "residual_scale": self.residual_scale,
             "layer_scale": self.layer_scale,
+            "output_scale": self.output_scale,
         }

@@ -2,6 +2,7 @@
 
 from keras_tfm.models.decoders.gemma import gemma
 from keras_tfm.models.decoders.gpt import gpt
+from keras_tfm.models.decoders.granite import granite
 from keras_tfm.models.decoders.llama import llama
 from keras_tfm.models.decoders.olmo2 import olmo2
 from keras_tfm.models.decoders.smollm3 import smollm3
@@ -75,6 +76,7 @@ __all__ = [
     "evoformer",
     "gemma",
     "gpt",
+    "granite",
     "image_classifier",
     "image_gpt",
     "image_text_pretraining",

@@ -33,6 +33,10 @@ YARN = {
     "original_max_position_embeddings": 8,
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
+FACTORS = {
+    "embedding_multiplier": 3.0, "attention_multiplier": 0.7, "residual_multiplier": 0.6,
+    "logits_scaling": 2.5,
+}  # fmt: skip
 NOPE = {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 3}
 MODELS = [
     ("LlamaForCausalLM", SIZES),
@@ -56,6 +60,9 @@ MODELS = [
     ("Olmo2ForCausalLM", {**SIZES, "rms_norm_eps": 0.1}),
     ("Olmo2ForCausalLM", {**SIZES, "tie_word_embeddings": True, "rope_parameters": YARN}),
     ("Olmo2Model", {**SIZES, "num_key_value_heads": None, "attention_bias": True}),
+    ("GraniteForCausalLM", {**SIZES, **FACTORS, "rms_norm_eps": 0.1}),
+    ("GraniteForCausalLM", {**SIZES, **FACTORS, "tie_word_embeddings": True, "mlp_bias": True}),
+    ("GraniteModel", {**SIZES, **FACTORS, "attention_bias": True, "rope_parameters": YARN}),
     ("SmolLM3ForCausalLM", {**SIZES, **NOPE, "rms_norm_eps": 0.1}),
     ("SmolLM3ForCausalLM", {**SIZES, "no_rope_layers": [1, 1, 0], "rope_parameters": YARN}),
     ("SmolLM3ForCausalLM", {**SIZES, "attention_bias": True, "mlp_bias": True, "head_dim": 8}),
@@ -141,6 +148,7 @@ GENERATED = [
     ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
     ("Qwen3ForCausalLM", {"use_sliding_window": True}),
     ("Olmo2ForCausalLM", {"tie_word_embeddings": True}),
+    ("GraniteForCausalLM", FACTORS),
     ("SmolLM3ForCausalLM", NOPE),
     ("GemmaForCausalLM", {"tie_word_embeddings": False}),
     ("Gemma2ForCausalLM", {"attn_logit_softcapping": 1.5}),
@@ -149,6 +157,7 @@ GENERATED = [
 ]
 SLOW_BEAMS = {
     "Olmo2ForCausalLM",
+    "GraniteForCausalLM",
     "SmolLM3ForCausalLM",
     "GemmaForCausalLM",
     "Gemma3ForCausalLM",

@@ -375,6 +375,7 @@ CASES = {
             "drop_path": 0.2,
             "residual_scale": 1.5,
             "layer_scale": 0.5,
+            "output_scale": 0.7,
         },
         (X,),
         functions={"sublayer": sine},

@@ -571,11 +571,11 @@ def test_a_norm_has_one_place():
 def test_a_residual_for_each_sublayer(x):
     """ModernBERT's first block, whose attention has no norm before it."""
     residuals = {
-        "self_attention": Residual(residual_scale=2.0),
+        "self_attention": Residual(residual_scale=2.0, output_scale=0.3),
         "feed_forward": residual_of("pre"),
     }
     block = built(TransformerEncoderBlock(F, 2, residual=residuals), x.shape)
-    expected = 2 * to_numpy(x) + to_numpy(block.self_attention(x))
+    expected = 2 * to_numpy(x) + 0.3 * to_numpy(block.self_attention(x))
     gamma, beta = (to_numpy(v) for v in block.feed_forward_residual.input_norm.weights)
     normalized = reference.layer_norm(expected, gamma, beta, 1e-5)
     expected = expected + feed_forward_of(block.feed_forward, reference.relu, False)(normalized)

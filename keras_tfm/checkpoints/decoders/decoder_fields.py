@@ -66,25 +66,28 @@ def classifier_fields(model: models.Model, architecture: str) -> Fields:
     return {"pad_token_id": pad_id, **label_fields(model)}
 
 
-def architectures(name: str, language_model: str, base: str) -> dict[str, Architecture]:
+def architectures(name: str | None, language_model: str, base: str) -> dict[str, Architecture]:
     """The language model, the model without a head and the classifier of a family.
 
     Args:
-        name: str, prefix of the classes in `transformers`, such as "Llama".
+        name: str, prefix of the classes in `transformers`, such as "Llama"; None if there is no
+            classifier.
         language_model, base: str, names of the first two classes.
     """
-    return {
+    heads = {
         language_model: Architecture(lambda model, config: model, "language_model"),
         base: Architecture(lambda model, config: models.backbone(model)),
-        f"{name}ForSequenceClassification": Architecture(
+    }
+    if name is not None:
+        heads[f"{name}ForSequenceClassification"] = Architecture(
             lambda model, config: models.sequence_classifier(
                 model, config.num_labels, dropout=0.0, labels=config.labels, pooling="last"
             ),
             "sequence_classifier",
             {"pooling": "last"},
             ("score.",),
-        ),
-    }
+        )
+    return heads
 
 
 def check_heads(model: models.Model, kind: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.arguments import check_integer
+from keras_tfm.arguments import check_integer, check_number
 from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.decoding.scope import current_scope
@@ -23,14 +23,15 @@ LARGE = 2**24
 class TokenEmbedding(RematerializedLayer):
     """Looks up a vector for each token id; with `reverse=True`, logits from the same table.
 
-    Lookup: E[id], times sqrt(D) with `scale=True`. Reverse: x E^T. "Attention Is All You Need"
-    (arXiv:1706.03762), section 3.4, after "Using the Output Embedding to Improve Language Models"
-    (arXiv:1608.05859).
+    Lookup: E[id], times sqrt(D) with `scale=True`, or times the number `scale`. Reverse: x E^T.
+    "Attention Is All You Need" (arXiv:1706.03762), section 3.4, after "Using the Output Embedding
+    to Improve Language Models" (arXiv:1608.05859).
 
     Args:
         vocabulary_size: int, number of ids (V). Valid ids are 0 to V - 1.
         dim: int, width of a vector (D).
-        scale: bool, multiply the vectors by sqrt(D) in a lookup (not with `reverse`).
+        scale: bool or float, multiply the vectors by sqrt(D) or by this number in a lookup (not
+            with `reverse`).
         mask_zero: bool, whether id 0 is padding, which later layers do not attend to.
         mask_id: int, the padding id. Default: 0 with `mask_zero`, otherwise none. -1: rows are
             padded with -1, which is no token. Otherwise an id -2 is the token `mask_id`, which
@@ -71,7 +72,7 @@ class TokenEmbedding(RematerializedLayer):
         self,
         vocabulary_size: int,
         dim: int,
-        scale: bool = False,
+        scale: bool | float = False,
         mask_zero: bool = False,
         mask_id: int | None = None,
         embeddings_initializer: Initializer | None = None,
@@ -83,6 +84,8 @@ class TokenEmbedding(RematerializedLayer):
         check_integer("dim", dim)
         self.vocabulary_size = vocabulary_size
         self.dim = dim
+        if not isinstance(scale, bool):
+            check_number("scale", scale)
         self.scale = scale
         check_integer("mask_id", mask_id, minimum=NO_TOKEN, optional=True)
         if mask_zero and mask_id not in (None, 0):
@@ -128,8 +131,9 @@ class TokenEmbedding(RematerializedLayer):
         inputs = _integers(inputs)
         self._check_ids(inputs)
         x = ops.cast(lookup(self.embeddings, self._in_vocabulary(inputs)), self.compute_dtype)
-        if self.scale:
-            x = x * ops.cast(self.dim**0.5, x.dtype)
+        if self.scale is not False:
+            factor = self.dim**0.5 if self.scale is True else self.scale
+            x = x * ops.cast(factor, x.dtype)
         return x
 
     def _transpose(self, table: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ class CausalDecoder:
 
     Attributes:
         name: str, the model's name.
-        scale_embedding: bool, whether embedded tokens are multiplied by sqrt(D).
+        scale_embedding: bool or float, see `scale` of `TokenEmbedding`.
+        logits_scaling: float, logits are divided by it.
         soft_cap: float, logits become soft_cap tanh(logits / soft_cap). Default: as they are.
         output_size: int, number of logits without `tie_output`. Default: `vocabulary_size`.
     """
@@ -45,7 +46,8 @@ class CausalDecoder:
     tie_output: bool = True
     windows: int | Sequence[int | None] | None = None
     pad_id: int | None = None
-    scale_embedding: bool = False
+    scale_embedding: bool | float = False
+    logits_scaling: float = 1.0
     soft_cap: float | None = None
     output_size: int | None = None
 
@@ -97,6 +99,8 @@ class CausalDecoder:
                 dtype=self.dtype,
                 name="output",
             )(x)
+        if self.logits_scaling != 1.0:
+            logits = logits / self.logits_scaling
         if self.soft_cap is not None:
             logits = self.soft_cap * ops.tanh(logits / self.soft_cap)
         return Model(tokens, logits, name=self.name)
