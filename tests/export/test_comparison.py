@@ -267,7 +267,7 @@ def test_rounding_may_lead_a_search_elsewhere(quantization):
     other = Generated(found.tokens.copy(), found.scores - 5.0)
     other.tokens[0, :, -1] += 1  # this row is another one
     compare._generator = lambda _: other
-    error, wanted, same = compare._searched(signature, inputs, found)
+    error, wanted, same = compare._compare_search(signature, inputs, found)
     error, wanted = error.reshape(-1, 2), wanted.reshape(-1, 2)
     assert same.reshape(-1, 2).tolist() == [[False, False]] + [[True, True]] * 4
     np.testing.assert_array_equal(wanted, other.scores)
