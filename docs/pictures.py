@@ -31,7 +31,7 @@ from keras_tfm.plots import (  # noqa: E402
     plot_positions,
     plot_sizes,
 )
-from keras_tfm.runtime.inspection.inspection import inspect_file  # noqa: E402
+from keras_tfm.runtime.inspection import inspect_file  # noqa: E402
 
 FOLDER = Path("artifacts/dates")  # of examples/dates.py
 SMOKE = FOLDER / "smoke"

@@ -17,7 +17,7 @@ from keras_tfm import runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.models import transformer
 from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime.inspection.inspection import inspect_file
+from keras_tfm.runtime.inspection import inspect_file
 
 SIZES = {"source_length": 5, "max_length": 6, "start_id": 1}
 

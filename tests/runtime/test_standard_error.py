@@ -26,7 +26,7 @@ def test_no_line_of_another_thread_or_of_a_child_is_lost(tmp_path, action):
     script = f"""
         import os, subprocess, sys, threading
         from keras_tfm import runtime
-        from keras_tfm.runtime.inspection.inspection import inspect_file
+        from keras_tfm.runtime.inspection import inspect_file
 
         path = {small_file().path!r}
         loaded, started = threading.Event(), threading.Event()

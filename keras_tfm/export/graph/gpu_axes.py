@@ -207,7 +207,7 @@ class AxisFolder(GraphEditor):
     def _in_shape(self, index: int, shape: Sequence[int]) -> int:
         """A tensor's values in another shape."""
         source = self._folded.get(int(index), int(index))
-        return source if self._shape(source) == list(shape) else self._in_shape(source, shape)
+        return source if self._shape(source) == list(shape) else self._append_reshape(source, shape)
 
     def _narrow(self, index: int) -> int:
         """A tensor's values in at most four axes."""

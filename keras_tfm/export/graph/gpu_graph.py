@@ -120,13 +120,13 @@ class _Rewriter(GraphEditor):
             return None
         count, size = int(np.prod(source[:batches])), source[axis]
         if batches:  # rows of one table
-            values = self._in_shape(values, [count * size, *source[axis + 1 :]])
+            values = self._append_reshape(values, [count * size, *source[axis + 1 :]])
             axis = 0
             if count > 1:
                 indices = self._shift(indices, [count, int(np.prod(chosen[batches:]))], size)
             options.batchDims = options.axis = 0
         number = int(np.prod(chosen))
-        flat = self._in_shape(indices, [number])
+        flat = self._append_reshape(indices, [number])
         shape = self._shape(values)
         rows = self._tensor([*shape[:axis], number, *shape[axis + 1 :]], self._dtype(final))
         operator.inputs = np.array([values, flat], "int32")
@@ -137,7 +137,7 @@ class _Rewriter(GraphEditor):
         """Indices of rows of several tables, one after another, each of `size` rows."""
         table = self._constant(np.arange(shape[0]).reshape(1, 1, -1, 1) * size)
         result = self._tensor([1, 1, *shape], self._dtype(indices))
-        source = self._in_shape(indices, [1, 1, *shape])
+        source = self._append_reshape(indices, [1, 1, *shape])
         self._operators.append(self._operator("ADD", [source, table], result, "AddOptions"))
         return result
 
@@ -152,7 +152,7 @@ class _Rewriter(GraphEditor):
         count = int(np.prod(shape))
         rows = self._tensor([count, self._shape(final)[-1]], self._dtype(final))
         operator.inputs = np.array(
-            [self._in_shape(operator.inputs[0], [count]), *operator.inputs[1:]], "int32"
+            [self._append_reshape(operator.inputs[0], [count]), *operator.inputs[1:]], "int32"
         )
         operator.builtinOptions.axis = -1
         operator.outputs = np.array([rows], "int32")
@@ -202,7 +202,7 @@ class _Rewriter(GraphEditor):
         """Operators that repeat a tensor along axes of size 1; booleans as numbers."""
         sizes, shape = self._shape(final), self._shape(source)
         shape = [1] * (len(sizes) - len(shape)) + shape
-        source = self._in_shape(source, shape)
+        source = self._append_reshape(source, shape)
         times = self._constant([b // a for a, b in zip(shape, sizes, strict=True)])
         types = self._schema.TensorType
         if self._dtype(final) != types.BOOL:
@@ -246,7 +246,7 @@ class _Rewriter(GraphEditor):
         pads = np.reshape(self._values(operator.inputs[1]), (-1, 2))
         pads = np.concatenate([np.zeros((missing - 1, 2)), pads, np.zeros((1, 2))]).astype("int32")
         ones = [1] * (missing - 1)
-        wide = self._in_shape(source, [*ones, *self._shape(source), 1])
+        wide = self._append_reshape(source, [*ones, *self._shape(source), 1])
         result = self._tensor([*ones, *self._shape(final), 1], self._dtype(final))
         operator.inputs = np.array([wide, self._constant(pads)], "int32")
         operator.outputs = np.array([result], "int32")
@@ -303,7 +303,7 @@ class _Rewriter(GraphEditor):
         """
         inputs, final = list(operator.inputs), operator.outputs[0]
         for number, index in enumerate(inputs):
-            inputs[number] = self._in_shape(index, _four_axes(self._shape(index)))
+            inputs[number] = self._append_reshape(index, _four_axes(self._shape(index)))
         sizes = self._shape(final)
         whole = self._tensor(_four_axes(sizes), self._dtype(final))
         operator.inputs, operator.outputs = np.array(inputs, "int32"), np.array([whole], "int32")

@@ -46,7 +46,7 @@ class GraphEditor:
     def _is_constant(self, index: int) -> bool:
         return self._model.buffers[self._graph.tensors[index].buffer].data is not None
 
-    def _in_shape(self, index: int, shape: Sequence[int]) -> int:
+    def _append_reshape(self, index: int, shape: Sequence[int]) -> int:
         """A tensor in another shape; a constant without an operator."""
         source = self._graph.tensors[index]
         if self._is_constant(index):
