@@ -438,7 +438,7 @@ class Model:
         Of several models in the file, the one with an image processor reads the pictures.
 
         Args:
-            images: picture, or list of B, as in `predict_images`.
+            images: array (H, W, 3), picture or list of B, as in `predict_images`.
 
         Raises:
             FileNotFoundError, TypeError, ModuleNotFoundError: as `predict_images`.
