@@ -235,10 +235,10 @@ def test_values_survive_a_checkpoint(name):
 
     holder, value = Holder(), VALUES[name]
     states = CallbackStates([holder])
-    assert states.changed([]) == {}
+    assert states.changes([]) == {}
     holder.value = value
     arrays = [np.ones(3)]
-    position = json.loads(json.dumps(states.changed(arrays)))
+    position = json.loads(json.dumps(states.changes(arrays)))
     saved, loaded = Arrays(), Arrays()
     saved.value = arrays
     loaded.deserialize(saved.serialize())
@@ -256,7 +256,7 @@ def test_callbacks_of_one_class_are_told_apart():
     first, second = (keras.callbacks.EarlyStopping(monitor=name) for name in ("loss", "val_loss"))
     states = CallbackStates([first, second])
     first.wait, second.wait = 1, 2
-    saved = states.changed([])
+    saved = states.changes([])
     again = [keras.callbacks.EarlyStopping() for _ in range(2)]
     CallbackStates(again).restore(saved, [])
     assert [x.wait for x in again] == [1, 2]
