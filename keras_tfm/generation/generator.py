@@ -59,7 +59,7 @@ class Generator:
     Raises:
         ValueError: the model cannot be stepped (the error names the layer), an argument is out of
             range, or a tokenizer does not fit the model.
-        TypeError: a tokenizer of an unknown kind.
+        TypeError: a tokenizer of an unknown kind, or a strategy that is none.
 
     Example:
 
@@ -110,6 +110,8 @@ class Generator:
         self.start_id, self.end_ids = start_id, end_ids_of(end_id)
         check_ids(model, self.target, length, start_id, self.end_ids)
         check_stepping(model, self.target, length=positions_to_check(model, self.target, length))
+        if strategy is not None and not isinstance(strategy, Strategy):
+            raise TypeError(f"strategy must be a Strategy such as Beam(4), got {strategy!r}")
         self.strategy = strategy or Greedy()
         self.strategy.check(model.outputs[0].shape[-1])
         for processor in self.strategy.processors:

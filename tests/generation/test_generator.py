@@ -332,6 +332,12 @@ def test_bad_inputs(small, inputs, error, message):
         small(inputs)
 
 
+@pytest.mark.parametrize("strategy", ["beam", Beam], ids=str)
+def test_a_strategy_that_is_none(one, strategy):
+    with pytest.raises(TypeError, match=r"strategy must be a Strategy such as Beam\(4\), got"):
+        generate(one, SOURCES[:1], 3, START, strategy=strategy)
+
+
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
