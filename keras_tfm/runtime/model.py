@@ -44,6 +44,8 @@ class Model:
     """
 
     def __init__(self, file: LoadedFile):
+        if not isinstance(file, LoadedFile):
+            raise TypeError(f"Model takes what `runtime.load` reads: call load({file!r})")
         self.file, self.path = file, file.path
         self.manifest = file.manifest.to_json()
         self.signatures: dict[str, Any] = self.manifest["signatures"]

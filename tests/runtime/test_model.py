@@ -348,3 +348,8 @@ def test_ids_that_only_the_file_knows_are_an_error_too():
     for wrong in (11, -1, 10**6, 2**32 + 3):
         with pytest.raises((ValueError, RuntimeError)):
             file.predict([[wrong]])
+
+
+def test_a_path_is_for_load():
+    with pytest.raises(TypeError, match=r"call load\('model.tflite'\)"):
+        runtime.Model("model.tflite")
