@@ -17,12 +17,6 @@ SIZES: dict[str, Arguments] = {
         "embedding_multiplier": 12.0, "attention_multiplier": 0.015625,
         "residual_multiplier": 0.22, "logits_scaling": 8.0, "max_length": 131072,
     },
-    "3.3-8b": {
-        "dim": 4096, "num_layers": 40, "num_heads": 32, "num_key_value_heads": 8,
-        "intermediate_dim": 12800, "rms_norm_epsilon": 1e-5, "rope_theta": 1e7, "tie_output": True,
-        "embedding_multiplier": 12.0, "attention_multiplier": 0.0078125,
-        "residual_multiplier": 0.22, "logits_scaling": 16.0, "max_length": 131072,
-    },
 }  # fmt: skip
 
 
