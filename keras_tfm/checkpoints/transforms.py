@@ -164,29 +164,6 @@ class Offset(Transform):
 
 
 @dataclass(frozen=True)
-class SkippedRows(Transform):
-    """Skips the first rows of the tensor, which the model does not use; they are saved as zeros.
-
-    For instance two rows in the position tables of RoBERTa and BART, whose positions start at 2.
-
-    >>> from keras_tfm.checkpoints.transforms import SkippedRows
-    >>> SkippedRows(2).shapes((512, 8))
-    ((514, 8),)
-    """
-
-    rows: int
-
-    def _shape(self, shape: Shape) -> Shape:
-        return (shape[0] + self.rows, *shape[1:])
-
-    def _load(self, array: np.ndarray) -> np.ndarray:
-        return array[self.rows :]
-
-    def _save(self, value: np.ndarray) -> np.ndarray:
-        return np.concatenate([np.zeros((self.rows, *value.shape[1:]), value.dtype), value])
-
-
-@dataclass(frozen=True)
 class Joined(Transform):
     """Several tensors concatenated in one weight, such as query, key and value in one kernel.
 
@@ -234,37 +211,3 @@ class Joined(Transform):
         """Converts the weight to the tensors."""
         ends = np.cumsum(self._parts(value.shape[self.axis]))[:-1]
         return tuple(self.each.save(x)[0] for x in np.split(value, ends, axis=self.axis))
-
-
-@dataclass(frozen=True)
-class Chained(Transform):
-    """Several transforms, in the order in which they are applied to load a weight.
-
-    >>> from keras_tfm.checkpoints.transforms import Chained, Reshaped, SkippedRows
-    >>> Chained((Reshaped((1, -1, 8), (-1, 8)), SkippedRows(2))).shapes((5, 8))
-    ((1, 7, 8),)
-    """
-
-    steps: tuple[Transform, ...]
-
-    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """The shapes of the tensors for a weight of `shape`."""
-        first, *rest = self.steps
-        for step in reversed(rest):
-            (shape,) = step.shapes(shape)
-        return first.shapes(shape)
-
-    def load(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Converts the tensors to the weight."""
-        first, *rest = self.steps
-        value = first.load(arrays)
-        for step in rest:
-            value = step.load([value])
-        return value
-
-    def save(self, value: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Converts the weight to the tensors."""
-        first, *rest = self.steps
-        for step in reversed(rest):
-            (value,) = step.save(value)
-        return first.save(value)

@@ -29,7 +29,6 @@ from keras_tfm.checkpoints.transforms import (
     Offset,
     Reshaped,
     Same,
-    SkippedRows,
     Transform,
     Transposed,
 )
@@ -159,7 +158,7 @@ def test_a_norm_whose_scale_is_one_and_the_tensor(tmp_path):
     assert_close(model(x), x / rms * (1 + tensors["norm.weight"]), 1e-5)
 
 
-def test_positions_with_an_axis_in_front_or_rows_that_are_skipped(tmp_path):
+def test_positions_with_an_axis_in_front(tmp_path):
     zero = np.zeros((1, 3, 7), "float32")
     layer = PositionEmbedding(3, name="places")
     table = {"embed": random(1, 3, 7)}
@@ -167,11 +166,6 @@ def test_positions_with_an_axis_in_front_or_rows_that_are_skipped(tmp_path):
     assert_close(
         through(model_of(layer, None, 7), [row], table, tmp_path)(zero), table["embed"], 0.0
     )
-    table = {"embed": random(5, 7)}
-    table["embed"][:2] = 0.0
-    row = Row("places/positions", ("embed",), SkippedRows(2))
-    model = through(model_of(layer, None, 7), [row], table, tmp_path)
-    assert_close(model(zero)[0], table["embed"][2:], 0.0)
 
 
 def test_dense_and_norm_make_two_rows_each():
