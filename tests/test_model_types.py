@@ -24,7 +24,15 @@ def test_an_entry_is_that_of_its_family(model_type):
 
 @pytest.mark.parametrize(
     "table",
-    ["", "bert", "nowhere:BERT", "encoders.bert:NOTHING", "encoders.bert:TABLE", "vision.vit:VIT"],
+    [
+        "",
+        "bert",
+        "nowhere:BERT",
+        "nowhere.bert:BERT",
+        "encoders.bert:NOTHING",
+        "encoders.bert:TABLE",
+        "vision.vit:VIT",
+    ],
 )
 def test_an_entry_without_its_table(table):
     from keras_tfm.checkpoints import huggingface

@@ -1,7 +1,7 @@
 """Loads and saves folders of Hugging Face transformers."""
 
 import contextlib
-import importlib.util
+import importlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,9 +36,12 @@ from keras_tfm.runtime.media.image_processor import ImageProcessor
 def _family(model_type: ModelType) -> Family:
     module, _, name = model_type.table.partition(":")
     path = f"keras_tfm.checkpoints.{module}"
-    family = None
-    if module and importlib.util.find_spec(path):
+    try:
         family = getattr(importlib.import_module(path), name, None)
+    except ModuleNotFoundError as error:
+        if not f"{path}.".startswith(f"{error.name}."):
+            raise  # a package that the table imports
+        family = None
     if not isinstance(family, Family) or family.model_type != model_type.name:
         raise ValueError(
             f'the model type {model_type.name!r} must have a table, "module:NAME" of a Family of '
