@@ -33,7 +33,7 @@ def resize_vocabulary(
 
     Args:
         model: `keras_tfm.Model` of a builder of `keras_tfm.models` that has token ids, with or
-            without a head. It is not change.
+            without a head. It is not changed.
         vocabulary_size: int, new number of token ids; of source ids, if the target has a table of
             its own.
         target_vocabulary_size: int, new number of target ids of a model in which the target has a

@@ -24,7 +24,7 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
     copy itself.
 
     Args:
-        model: functional model, possibly with nested models. It is not change.
+        model: functional model, possibly with nested models. It is not changed.
         dtype: dtype or dtype policy for all layers with a float32 or half-precision policy. Layers
             in float64, integers or strings and quantized layers keep their policy. A dtype that is
             fixed in code, such as `ops.cast(x, "float16")`, stays too.

@@ -74,6 +74,6 @@ def as_samples(file: LoadedFile, audio: Audio, sample_rate: int | None) -> tuple
         )
     samples = samples_of(what, np.asarray(samples, "float32"))
     lengths = [x.inputs[name].shape[1] for x in file.signatures.values() if name in x.inputs]
-    # Before it is resample: the sound of a low rate becomes many samples.
+    # Before it is resampled: the sound of a low rate becomes many samples.
     check_duration(name, resampled_length(len(samples), int(found), rate), max(lengths), rate)
     return name, resample(samples, int(found), rate)
