@@ -74,8 +74,8 @@ def is_functional(operation: Any) -> bool:
     return isinstance(operation, Functional) and type(operation).call is Functional.call
 
 
-def takes_training(operation: Any) -> bool:
-    """Whether Keras passes `training` on to an operation when a model is called."""
+def accepts_training(operation: Any) -> bool:
+    """Whether an operation takes `training=`: a layer does, a function of `keras.ops` does not."""
     return "training" in getattr(operation, "_call_context_args", {})
 
 

@@ -20,9 +20,9 @@ def plot_attention(
 
     Args:
         weights: (H, T, S), attention weights, for instance from an `AttentionProbe`.
-        queries: list of T labels, or None.
-        keys: list of S labels, or None.
-        title: str, title of the figure, or None.
+        queries: list of T labels, optional.
+        keys: list of S labels, optional.
+        title: str, title of the figure. Default: no title.
 
     Returns:
         A `matplotlib.figure.Figure`; save it with `figure.savefig(path)`.
@@ -80,7 +80,7 @@ def plot_positions(encoding: np.ndarray, title: str | None = None) -> Figure:
 
     Args:
         encoding: (T, D), a positional encoding, sinusoidal or learned.
-        title: str, title of the figure, or None.
+        title: str, title of the figure. Default: no title.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -119,7 +119,7 @@ def plot_history(history: Mapping[str, Sequence[float]], title: str | None = Non
     Args:
         history: dict from a name to one number per epoch, such as `model.fit(...).history`. A name
             "val_loss" is drawn beside "loss".
-        title: str, title of the figure, or None.
+        title: str, title of the figure. Default: no title.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -162,7 +162,7 @@ def plot_sizes(sizes: Mapping[str, int], depth: int = 1, title: str | None = Non
             `runtime.inspection.inspect_file(path).layers`; the path "" stands for data outside any
             layer. Other entries are allowed, such as "graph" of `bytes_by_kind`.
         depth: int, number of parts of a path that name a bar; deeper layers are added up.
-        title: str, title of the figure, or None.
+        title: str, title of the figure. Default: no title.
 
     Returns:
         A `matplotlib.figure.Figure`.

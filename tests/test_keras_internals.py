@@ -12,6 +12,7 @@ import pytest
 
 from keras_tfm import keras_internals
 from keras_tfm.keras_internals import (
+    accepts_training,
     calls_of,
     get_mask,
     layout_of,
@@ -21,7 +22,6 @@ from keras_tfm.keras_internals import (
     set_mask,
     set_remat_mode,
     sublayers,
-    takes_training,
 )
 
 ON_TENSORFLOW = pytest.mark.skipif(
@@ -142,11 +142,11 @@ def test_a_node_fills_in_its_arguments():
     assert kwargs["value"] == 7 and kwargs["use_causal_mask"] is True
 
 
-def test_takes_training():
+def test_accepts_training():
     x = keras.Input((2,))
     drop, square = nodes_in_order(keras.Model(x, keras.ops.square(keras.layers.Dropout(0.5)(x))))
-    assert takes_training(drop.operation)
-    assert not takes_training(square.operation)
+    assert accepts_training(drop.operation)
+    assert not accepts_training(square.operation)
 
 
 # Layers and tensors.

@@ -26,7 +26,7 @@ from keras_tfm.layers import gelu_tanh, quick_gelu
 Fields: TypeAlias = dict[str, Any]
 Arguments: TypeAlias = dict[str, Any]
 Activation: TypeAlias = Callable[[Any], Any]
-# A default, and what the field is then: None if the default is.
+# The type of a default: a field is None only where its default is.
 Integer = TypeVar("Integer", int, None)
 Number = TypeVar("Number", float, None)
 Text = TypeVar("Text", str, None)

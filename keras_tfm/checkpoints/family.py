@@ -18,7 +18,7 @@ class Architecture:
 
     Attributes:
         make: function of the builder's model and the configuration that returns the model.
-        kind: str, `model.head.kind`, or None if the model has no head.
+        kind: str, `model.head.kind`. Default: a model without a head.
         arguments: dict, the `model.head.arguments` that tell architectures with the same kind of
             head apart.
         prefixes: prefixes of the tensors that only models with this head have.

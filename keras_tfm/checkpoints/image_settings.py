@@ -174,7 +174,7 @@ class _Settings:
             raise ValueError(f"{self.path}: {error}") from None
 
     def _value(self, name: str, default: object) -> Any:
-        """A field; null is as none."""
+        """A field, or the default if it is missing or null."""
         found = self.fields.get(name)
         return default if found is None else found
 

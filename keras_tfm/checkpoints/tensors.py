@@ -110,7 +110,7 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
     if single.is_file():
         return {single: None}
     if index.is_file():
-        return _files_by_tensor(folder, index)
+        return _tensors_by_file(folder, index)
     others = sorted(folder.glob("*.safetensors"))
     if len(others) == 1:
         return {others[0]: None}
@@ -130,7 +130,8 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
     )
 
 
-def _files_by_tensor(folder: Path, index: Path) -> dict[Path, list[str] | None]:
+def _tensors_by_file(folder: Path, index: Path) -> dict[Path, list[str] | None]:
+    """The files of an index, each with the names of its tensors."""
     content = read_json(index)
     places = content.get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(x, str) for x in places.values()):

@@ -11,11 +11,11 @@ from keras_tfm.generation.logits import check_logits
 from keras_tfm.generation.shared_traces import SharedTraces
 from keras_tfm.keras_internals import (
     Node,
+    accepts_training,
     get_mask,
     is_functional,
     nodes_in_order,
     set_mask,
-    takes_training,
 )
 from keras_tfm.layers.types import Tensor
 from keras_tfm.models.checked_inputs import check_keys
@@ -106,7 +106,7 @@ class SteppedModel:
                 makes = list(reads.values())
             else:
                 makes = [self._number() for _ in outputs]
-                context = {"training": False} if takes_training(inner) else {}
+                context = {"training": False} if accepts_training(inner) else {}
                 self._calls.append(Call(node, reads, makes, context))
             numbers.update((id(x), number) for x, number in zip(outputs, makes, strict=True))
         return [numbers[id(x)] for x in model.outputs]

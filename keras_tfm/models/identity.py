@@ -92,7 +92,7 @@ class Marker(keras.layers.Layer):
             that returns the model, if `builder` or `head` decorates it.
         arguments: dict, the function's arguments. With the default function: those that differ
             from the ones given.
-        embedding: str, name of the `TokenEmbedding` layer, or None.
+        embedding: str, name of the `TokenEmbedding` layer. Default: none.
         blocks: names of the block layers in order.
         name: str, the layer's name. Default: the role and "_marker".
 

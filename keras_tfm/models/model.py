@@ -237,7 +237,10 @@ def _is_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _make_functional(cls: type) -> None:
-    """Makes a subclass functional that calls `super().__init__(inputs, outputs)`."""
+    """Makes a subclass functional that calls `super().__init__(inputs, outputs)`.
+
+    As Keras does with subclasses of `keras.Model`, but `Model` itself stays as it is.
+    """
     for base in cls.__bases__:
         if base is not Model and issubclass(base, Model):
             _make_functional(base)

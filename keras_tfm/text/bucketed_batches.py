@@ -28,8 +28,8 @@ class BucketedBatches(Batches):
     Args:
         inputs: dict from an input's name to its rows: sequences of integers of any lengths, or
             `Rows`.
-        labels: list or `Rows`, the labels, or None. Inputs and labels have the same number of rows;
-            row i of each belongs to example i.
+        labels: list or `Rows`, the labels. Default: no labels. Inputs and labels have the same
+            number of rows; row i of each belongs to example i.
         boundaries: list of int, the lengths, ascending; no row may be longer than the last.
         tokens: int, token budget: the number of rows of a batch times its boundary is up to this,
             so batches of short rows have more rows, and all batches cost about the same.

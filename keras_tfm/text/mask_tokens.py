@@ -26,7 +26,7 @@ class MaskTokens:
         rate: float, the fraction of a row's other tokens that is chosen.
         mask_share: float, probability that a chosen token becomes `mask_id`.
         random_share: float, probability that a chosen token becomes a random token.
-        pad_id: int, the padding id, or None if the rows have no padding.
+        pad_id: int, the padding id. None: the rows have no padding.
         ignore_id: int, label of the tokens that were not chosen, the `ignore_class` of the loss.
             Default: `pad_id`.
         name: str, name of the input to change.

@@ -32,7 +32,7 @@ class PackedBatches(Batches):
     Args:
         inputs: dict from an input's name to its rows, sequences of integers or `Rows`. All parts of
             an example have the same length.
-        labels: list or `Rows`, as long as the inputs, or None.
+        labels: list or `Rows`, as long as the inputs. Default: no labels.
         length: int, length of packed rows (T).
         batch_size: int, packed rows per batch (B). The last batch of an epoch may have fewer.
         seed: int, seed of the order.

@@ -14,7 +14,7 @@ def teacher_forcing(
     first token. For encoder-decoder and decoder-only models.
 
     Args:
-        source: list of rows of integers, or None for a decoder-only model.
+        source: list of rows of integers. None: a decoder-only model.
         target: list of the same number of rows, each with its start and end token.
         names: tuple of str, names of the model's two inputs; without a source only the second is
             used.

@@ -1,6 +1,7 @@
 """Trains a WordPiece tokenizer whose decoding restores the text."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, TypeAlias
 
 from keras_tfm.arguments import check_integer
@@ -162,7 +163,7 @@ def _pieces(words: Iterable[list[str]], size: int, min_frequency: int) -> list[s
     return [read(piece) for piece in sorted(vocabulary, key=vocabulary.__getitem__)]
 
 
-def _import_tokenizers() -> Tokenizer:
+def _import_tokenizers() -> ModuleType:
     return optional_package(
         "tokenizers", "training this vocabulary needs tokenizers", "tokenizers", extra="text"
     )

@@ -163,7 +163,7 @@ class GenerationScores(keras.callbacks.Callback):
             tokens = generator(batch).tokens[: end - start]
             if tokens.ndim == 3:
                 tokens = tokens[:, 0]
-            prompts = _prompts(generator, batch)
+            prompts = _prompt_lengths(generator, batch)
             for row, prompt in zip(tokens.tolist(), prompts, strict=False):
                 last = None if count is None else prompt + count  # then columns of longer rows
                 rows.append(until_end(row[prompt:last], generator.end_ids))
@@ -179,7 +179,7 @@ def _rows_at(inputs: Inputs, index: np.ndarray) -> Any:
     return np.asarray(inputs)[index]
 
 
-def _prompts(generator: Generator, batch: Inputs) -> list[int]:
+def _prompt_lengths(generator: Generator, batch: Inputs) -> list[int]:
     """The number of tokens of each row that were not generated: the prompt, or the start token."""
     if isinstance(batch, dict):
         rows: Inputs | None = batch.get(generator.target)

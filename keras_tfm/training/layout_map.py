@@ -126,18 +126,19 @@ class ModelLayouts(keras.distribution.LayoutMap):
         super().__init__(mesh)
         self._model = model
         self._automatic = automatic
-        self._known: dict[str, Layout] = {}  # layouts by key; None: the entry was deleted
+        self._known: dict[str, Layout | None] = {}  # layouts by key; None: the entry was deleted
         self._patterns: list[str] = []  # keys of others that are regular expressions
-        self._adapters: dict[str, Layout | None] = {}
+        self._adapters: dict[str, Layout] = {}
         self._names: set[str] = set()  # the last parts of the paths of weights
 
     def add(self, path: str, axes: Axes) -> None:
         """Adds the layout of a variable."""
         key = self._key(path)
         self._names.add(path.rpartition("/")[2])
-        if key not in self._known:
+        known = self._known.get(key)
+        if known is None:
             self[key] = axes
-        elif self._known[key].axes != axes:
+        elif known.axes != axes:
             raise ValueError(
                 f"layers with automatic names need different layouts for {path}: give each a name"
             )
@@ -147,7 +148,7 @@ class ModelLayouts(keras.distribution.LayoutMap):
 
         Args:
             kernel: str, the kernel's path.
-            axis: int, the kernel's divided axis, or None.
+            axis: int, the kernel's divided axis. None: it is not divided.
             mesh_axis: str, the axis of the mesh along which it is divided.
         """
         layouts = {
@@ -160,7 +161,7 @@ class ModelLayouts(keras.distribution.LayoutMap):
             self._adapters[key] = keras.distribution.TensorLayout(axes, self.device_mesh)
 
     def __getitem__(self, key: str) -> Layout | None:
-        """The layout of a variable's path; None for what is no weight, as an optimizer's step.
+        """The layout of a variable's path; None if it is not a weight, such as an optimizer's step.
 
         Raises:
             ValueError: it is the path of a weight of another model, or several entries match it.
@@ -231,7 +232,7 @@ def _ends(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     return [x for x in ends if x is not None]
 
 
-def _kernel(layer: keras.layers.Layer) -> Layout | None:
+def _kernel(layer: keras.layers.Layer) -> keras.Variable | None:
     return next((x for x in layer.variables if x.name == "kernel"), None)
 
 

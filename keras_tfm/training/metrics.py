@@ -58,14 +58,14 @@ class MaskedAccuracy(TokenMean):
     """The fraction of labels that equal the argmax of their logits, without padding.
 
     Args:
-        ignore_class: int, a label that is ignored, or None.
+        ignore_class: int, a label that is ignored. None: no label is.
         name, dtype: as in `keras.metrics.Mean`. By default the sums are float64 (except on JAX), so
             that large numbers of tokens are counted exactly.
 
     Call arguments:
         y_true: (B, T), integers, labels.
         y_pred: (B, T, V), float, logits. Masked positions are ignored, as in the loss.
-        sample_weight: (B,), (B, 1) or (B, T), or None.
+        sample_weight: (B,), (B, 1) or (B, T), weight of each label. Default: 1.
 
     Example:
 

@@ -3,9 +3,9 @@
 import keras
 from keras import ops
 
-from keras_tfm.layers.types import DType
+from keras_tfm.layers.types import DType, Tensor
 from keras_tfm.training.losses.token_losses import LabelSmoothedCrossEntropy
-from keras_tfm.training.metrics import Tensor, TokenMean
+from keras_tfm.training.metrics import TokenMean
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -17,13 +17,13 @@ class Perplexity(TokenMean):
     compared. Computed in float32, summed in float64.
 
     Args:
-        ignore_class: int, a label that is ignored, or None.
+        ignore_class: int, a label that is ignored. None: no label is.
         name, dtype: as in `keras.metrics.Mean`.
 
     Call arguments:
         y_true: (B, T), integers, labels.
         y_pred: (B, T, V), float, logits. Masked positions are ignored, as in the loss.
-        sample_weight: (B,), (B, 1) or (B, T), or None.
+        sample_weight: (B,), (B, 1) or (B, T), weight of each label. Default: 1.
 
     Without labels the perplexity is 1.
 

@@ -96,15 +96,16 @@ def read_rope_by_layer_type(
         if rope.get("truncate", True) is not True:  # transformers does not read it here
             config.refuse("truncate", rope["truncate"], "true with rotary positions by layer type")
         found.append(_read(config, "rope_scaling" if rest else "rope_parameters", rope))
-    of_whole, of_local = found
-    if of_local[1] is not None and of_local != of_whole:
+    (theta, scaling), (local_theta, local_scaling) = found
+    is_same = found[0] == found[1]
+    if local_scaling is not None and not is_same:
         config.refuse(
             "rope_parameters", by_type[SLIDING], f"without scaling in {SLIDING}, or as in {FULL}"
         )
     return {
-        "rope_theta": of_whole[0],
-        "rope_scaling": of_whole[1],
-        "local_rope_theta": None if of_local == of_whole else of_local[0],
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "local_rope_theta": None if is_same else local_theta,
     }
 
 

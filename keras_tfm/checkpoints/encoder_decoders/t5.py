@@ -56,7 +56,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
     config.only(is_decoder=False, pad_token_id=0, pruned_heads={}, is_causal=True)
     if named.begins("decoder."):
         config.only(is_encoder_decoder=True)
-    form = str(config.text("feed_forward_proj", "relu"))
+    form = config.text("feed_forward_proj", "relu")
     gate, _, name = form.rpartition("-")
     if gate not in ("", "gated"):
         config.refuse("feed_forward_proj", form, "an activation, or gated- and an activation")

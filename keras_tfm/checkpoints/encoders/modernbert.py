@@ -1,9 +1,7 @@
 """ModernBERT checkpoints: tensor names, configuration and heads."""
 
-from typing import Any
-
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders.decoder_fields import FULL, SLIDING
 from keras_tfm.checkpoints.decoders.rope import read_rope_by_layer_type
 from keras_tfm.checkpoints.encoders.bert import check_tied, classifier_dropout, label_fields
@@ -32,7 +30,7 @@ TABLE = (
 )
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     config.only(
         norm_bias=False,
         attention_bias=False,
@@ -75,7 +73,7 @@ def _global_every(config: Config, num_layers: int) -> int:
     """One block in how many is global, from `layer_types` or `global_attn_every_n_layers`."""
     given = config.fields.get("layer_types")
     if given is None:
-        return int(config.integer("global_attn_every_n_layers", 3))
+        return config.integer("global_attn_every_n_layers", 3)
     patterns = {tuple(_layer_types(every, num_layers)): every for every in range(num_layers, 0, -1)}
     if not isinstance(given, list) or tuple(map(str, given)) not in patterns:
         config.refuse("layer_types", given, f"{FULL} at every n-th block from the first on")
@@ -130,10 +128,10 @@ ARCHITECTURES = {
 }
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     theta, local = given["rope_theta"], given["local_rope_theta"]
-    fields: dict[str, Any] = {
+    fields: Fields = {
         "vocab_size": given["vocabulary_size"],
         "hidden_size": given["dim"],
         "num_hidden_layers": given["num_layers"],

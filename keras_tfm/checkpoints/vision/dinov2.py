@@ -63,7 +63,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
 def _registers(config: Config) -> int:
     if config.text("model_type", None) == "dinov2":
         return 0
-    return int(config.integer("num_register_tokens", 4))
+    return config.integer("num_register_tokens", 4)
 
 
 def _fields(model: models.Model, architecture: str) -> Fields:

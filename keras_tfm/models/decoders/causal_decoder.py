@@ -60,7 +60,7 @@ class CausalDecoder:
         """The model from `tokens` to logits.
 
         Args:
-            block: function that makes block i with a window, or None for no window.
+            block: function that returns block i: `block(i, window)`, with its entry of `windows`.
             positions: layer that adds positions to the embedded tokens.
             norm: normalisation after the last block.
         """
@@ -108,7 +108,7 @@ class CausalDecoder:
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryDecoder(CausalDecoder):
-    """A language model of blocks with rotary positions and gated feed-forward networks."""
+    """The parts of a language model with rotary positions and gated networks, see `llama`."""
 
     num_heads: int
     intermediate_dim: int
@@ -142,8 +142,8 @@ class RotaryDecoder(CausalDecoder):
 
         Args:
             name: str, name of the block.
-            window: int, attend to that many last positions only, or None.
-            position: the rotary positions, or None.
+            window: int, attend to that many last positions only. None: no window.
+            position: the rotary positions. None: no positions.
             residual: the residual connection of each sublayer.
             attention: further arguments of `MultiHeadSelfAttention`.
         """

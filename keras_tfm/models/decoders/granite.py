@@ -106,7 +106,6 @@ def granite(
         position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
         norm = parts.norm("norm")
         residual = Residual(input_norm=norm, output_scale=residual_multiplier, dtype=dtype)
-        scale = attention_multiplier
-        return parts.block(f"decoder_{i}", window, position, residual, scale=scale)
+        return parts.block(f"decoder_{i}", window, position, residual, scale=attention_multiplier)
 
     return parts.build(block, norm=parts.norm("decoder_norm"))

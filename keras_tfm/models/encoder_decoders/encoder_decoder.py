@@ -120,7 +120,7 @@ class EncoderDecoder(Blocks):
     Attributes:
         learned_positions: bool, learned positions (True), or sinusoids, sines first.
         embedding_norm: bool, whether the sum of embedding and position is normalised.
-        pad_id, start_id: as the model records them.
+        pad_id, start_id: int, see `bart`. The model records these, not None as given to `marian`.
     """
 
     vocabulary_size: int

@@ -67,7 +67,8 @@ def pegasus(
         start_id: int, the token with which a target starts.
         end_id: int or list of int, the token at which a text ends.
         forced_first_id: int, the first token after `start_id` in generated texts. Default: none.
-        forced_last_id: int, the last token of generated texts of the maximum length, or None.
+        forced_last_id: int or list of int, the last token of generated texts of the maximum length.
+            None: any token.
         name: str, the model's name.
         dtype: dtype or dtype policy of every layer. Default: the global policy.
 

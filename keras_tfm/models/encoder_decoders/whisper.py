@@ -131,13 +131,13 @@ def whisper(
     check_integer("num_layers", num_layers)
     check_integer("num_decoder_layers", num_decoder_layers, optional=True)
     check_integer("max_source_length", max_source_length)
-    # Kernels by their width: a small model with the 0.02 of large ones hardly hears its audio.
     stacks = Blocks(
         num_layers=num_layers, num_heads=num_heads, intermediate_dim=intermediate_dim,
         num_decoder_layers=num_decoder_layers, num_decoder_heads=num_decoder_heads,
         decoder_intermediate_dim=decoder_intermediate_dim, dropout=dropout,
         attention_dropout=attention_dropout, activation_dropout=activation_dropout,
         activation=activation, normalize_first=True, use_bias=["query", "value", "output"],
+        # By the kernels' width: a small model with the 0.02 of large ones hardly hears its audio.
         initializer=keras.initializers.GlorotUniform(), dtype=dtype,
     )  # fmt: skip
     initializer = keras.initializers.RandomNormal(stddev=0.02)

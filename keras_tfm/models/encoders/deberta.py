@@ -109,8 +109,8 @@ def deberta(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
         intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
         activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
-        embedding_dim=embedding_dim, num_segments=num_segments, segments=segments and num_segments >
-        0, dtype=dtype,
+        embedding_dim=embedding_dim, num_segments=num_segments,
+        segments=segments and num_segments > 0, dtype=dtype,
     )  # fmt: skip
     inputs, x = parts.embed(positions=absolute_positions)
     if (embedding_dim or dim) != dim:

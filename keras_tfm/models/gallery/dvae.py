@@ -269,8 +269,8 @@ class _Decoder:
             dim, gain = self.dim * 2 ** (self.num_groups - 1 - group), 1 / len(blocks) ** 2
             layers.append(DVAEBlock(dim, (1, 3, 3, 3), gain, dtype=self.dtype, name=name))
             if last and group < self.num_groups - 1:
-                double = keras.layers.UpSampling2D
-                layers.append(double(2, dtype=self.dtype, name=f"decoder_size_{group}"))
+                size = f"decoder_size_{group}"
+                layers.append(keras.layers.UpSampling2D(2, dtype=self.dtype, name=size))
         layers.append(keras.layers.ReLU(dtype=self.dtype, name="decoder_activation"))
         layers.append(convolution("decoder_output", 2 * len(self.image_mean), 1, self.dtype))
         return layers

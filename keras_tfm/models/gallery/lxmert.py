@@ -135,7 +135,7 @@ def lxmert(
 def region_inputs(
     region_dim: int, num_regions: int | None, region_mask: bool
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The inputs of regions by name, and the boolean mask (B, N), or None."""
+    """The inputs of regions by name; the boolean mask (B, N), None without `region_mask`."""
     check_integer("region_dim", region_dim)
     check_integer("num_regions", num_regions, optional=True)
     inputs = {

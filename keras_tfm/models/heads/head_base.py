@@ -85,11 +85,11 @@ class HeadBase:
 
     @property
     def begins_with_transform(self) -> bool:
-        """Whether each head of the family begins with `transform`, as those of ModernBERT."""
+        """Whether every head of the family begins with `transform`, as ModernBERT's do."""
         return "head_activation" in self._arguments
 
     def begin(self, x: Tensor) -> Tensor:
-        """What precedes the last layer in each head of the family, (..., D) -> (..., D)."""
+        """The layers with which every head of the family begins, if any: (..., D) -> (..., D)."""
         return self.transform(x, x.shape[-1], "transform") if self.begins_with_transform else x
 
     def transform(
@@ -102,7 +102,7 @@ class HeadBase:
     ) -> Tensor:
         """A dense layer of width `dim` with an activation, and a normalisation.
 
-        Both have biases, but for families whose heads all begin so.
+        They have biases, except in a family whose heads all begin with them, such as ModernBERT.
         """
         use_bias = not self.begins_with_transform
         own = "activation" if use_bias else "head_activation"

@@ -36,7 +36,7 @@ class ContrastiveLoss(keras.losses.Loss):
         name, dtype: as in `keras.losses.Loss`.
 
     Call arguments:
-        y_true: (B,) or (B, 1), integers, or None. Rows with the same number match each other, as
+        y_true: (B,) or (B, 1), integers, optional. Rows with the same number match each other, as
             several names of the same thing do: they are positives, with equal shares, instead of
             negatives (arXiv:2204.03610, equation 3). Default: each row matches itself alone.
         y_pred: dict of "image_embedding" (B, E) and "text_embedding" (B, E), vectors of length 1,

@@ -23,7 +23,7 @@ class DraftLoss(LabelSmoothedCrossEntropy):
     Call arguments:
         y_true: (B, T), integers, the labels of the model's own logits.
         y_pred: (B, T, n, V), float, logits of n heads.
-        sample_weight: (B,) or (B, T), weight of each label, or None.
+        sample_weight: (B,) or (B, T), weight of each label. Default: 1.
 
     Raises:
         ValueError: `label_smoothing` is out of range, or `y_pred` has other axes.

@@ -23,8 +23,8 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
 
     Args:
         label_smoothing: float, a, at least 0 and below 1.
-        ignore_class: int, a label that is ignored, or None. It may be outside 0 to V - 1, other
-            labels may not.
+        ignore_class: int, a label that is ignored. None: no label is. It may be outside 0 to V - 1,
+            other labels may not.
         reduction: str, as in `keras.losses.Loss`. Default: the weighted mean,
             sum(weight loss) / sum(weight), where ignored labels have weight 0.
         name, dtype: as in `keras.losses.Loss`.
@@ -141,8 +141,8 @@ def label_weights(y_true: Tensor, ignore_class: int | None, sample_weight: Tenso
 
     Args:
         y_true: (B, T).
-        ignore_class: a label, or None.
-        sample_weight: (B,), (B, 1) or (B, T), or None.
+        ignore_class: int, a label. None: no label has weight 0.
+        sample_weight: (B,), (B, 1) or (B, T), optional.
 
     Returns:
         (B, T), float32.

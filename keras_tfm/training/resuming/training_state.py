@@ -26,7 +26,7 @@ class TrainingState:
         directory: Path, the folder.
         keep: int, number of checkpoints to keep.
         settings: dict of settings that must be equal to resume, besides the model's configuration.
-        first_batch: str, checksum of the first batch of the data, or None.
+        first_batch: str, checksum of the first batch of the data. None: it is unknown.
     """
 
     def __init__(

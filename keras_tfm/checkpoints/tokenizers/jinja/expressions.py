@@ -148,11 +148,11 @@ class Expressions:
         value = self.value(node.node, scope)
         return self._filter(node.name, value, *self._arguments(node, scope))
 
-    def _apply_filter(self, node: Node, text: Value, scope: Scope) -> Value:
+    def _apply_filters(self, node: Node, text: Value, scope: Scope) -> Value:
         """The text of a block after its chain of filters."""
         if node is None:
             return text
-        text = self._apply_filter(node.node, text, scope)
+        text = self._apply_filters(node.node, text, scope)
         return self._filter(node.name, text, *self._arguments(node, scope))
 
     def _filter(

@@ -245,7 +245,8 @@ def _end(last: bool, meter: Meter, x: Value) -> Value:
     return values[-last] if values else Undefined("the last" if last else "the first")
 
 
-def _search(meter: Meter, x: Value, y: Value) -> Value:
+def _charge_search(meter: Meter, x: Value, y: Value) -> Value:
+    """`x`, after the cost of a search for `y`."""
     meter.read(x, y)
     return x
 
@@ -315,8 +316,8 @@ MAPPING_METHODS: dict[str, Callable[..., Value]] = {
     "get": lambda meter, x, key, default=None: x.get(key, default),
 }
 LIST_METHODS: dict[str, Callable[..., Value]] = {
-    "index": lambda meter, x, y: _search(meter, x, y).index(y),
-    "count": lambda meter, x, y: _search(meter, x, y).count(y),
+    "index": lambda meter, x, y: _charge_search(meter, x, y).index(y),
+    "count": lambda meter, x, y: _charge_search(meter, x, y).count(y),
 }
 FILTERS: dict[str, Callable[..., Value]] = {
     **{name: _texts(name) for name in ("upper", "lower", "capitalize")},

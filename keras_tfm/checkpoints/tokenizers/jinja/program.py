@@ -59,7 +59,7 @@ class Program:
             raise TemplateError(lines[0][:200]) from None
 
 
-def _parse(source: str) -> Value:
+def _parse(source: str) -> Node:
     """The syntax tree."""
     import jinja2
     from jinja2 import ext
@@ -69,7 +69,7 @@ def _parse(source: str) -> Value:
 
         tags = {"generation"}  # noqa: RUF012
 
-        def parse(self, parser: Value) -> Value:
+        def parse(self, parser: jinja2.parser.Parser) -> list[Node]:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -189,10 +189,10 @@ class _Statements(Expressions):
 
     def _run_AssignBlock(self, node: Node, scope: Scope, output: list[str]) -> None:
         text: Value = self._text(node.body, scope)
-        self._assign(node.target, self._apply_filter(node.filter, text, scope), scope)
+        self._assign(node.target, self._apply_filters(node.filter, text, scope), scope)
 
     def _run_FilterBlock(self, node: Node, scope: Scope, output: list[str]) -> None:
-        text = self._apply_filter(node.filter, self._text(node.body, scope), scope)
+        text = self._apply_filters(node.filter, self._text(node.body, scope), scope)
         output.append(self._meter.string(text))
 
     def _run_With(self, node: Node, scope: Scope, output: list[str]) -> None:
@@ -231,7 +231,7 @@ class _Statements(Expressions):
 
         return call
 
-    def _assign(self, target: Value, value: Value, scope: Scope) -> None:
+    def _assign(self, target: Node, value: Value, scope: Scope) -> None:
         kind = type(target).__name__
         if kind == "NSRef":
             owner = scope.find(target.name)
