@@ -241,11 +241,11 @@ stage_docs() {
 # `generate` of transformers gives.
 PEERS=(
     tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders,_vision,_detection,_clip,_regions,_speech,_pixels}.py
-    tests/checkpoints/test_{chat_templates,config_fields,encoder_decoder_tokenizers,every_field,rxnmapper}.py
+    tests/checkpoints/test_{chat_templates,config_fields,encoder_decoder_tokenizers,every_family,every_field,rxnmapper}.py
     tests/generation/test_{processors,processor_contract,transformers_generate,timestamps,guidance}.py
     tests/generation/test_prefix_of_llama.py
-    tests/layers/test_{image,audio}_layers.py tests/layers/test_esmfold.py tests/runtime/test_image_processor.py
-    tests/training/test_{detection,contrastive_loss}.py
+    tests/layers/test_{image,audio}_layers.py tests/layers/test_esmfold.py tests/runtime/test_{image_processor,sampling}.py
+    tests/training/test_{detection,contrastive_loss,layer_decay}.py
 )
 stage_peers() {
     pytest --fail-on-skip "${PEERS[@]}"

@@ -13,7 +13,7 @@ from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-# The class with most heads; what else is compared in test_transformers*.py.
+# The class with most heads; the others are slow.
 FAST = {f"{name}, {architecture_of(name)}" for name in TYPES}
 
 
@@ -33,6 +33,7 @@ def test_both_ways(case, tmp_path):
         shutil.copy(tmp_path / PREPROCESSOR, tmp_path / "again")
     options = {x: model.arguments[x] for x in ("audio", "image_size") if x in model.arguments}
     again, inputs = load_huggingface(tmp_path / "again", **options), inputs_of(model)
-    expected = outputs_of(model, inputs)
-    for name, x in outputs_of(again, inputs).items():
+    expected, found = outputs_of(model, inputs), outputs_of(again, inputs)
+    assert found.keys() == expected.keys()
+    for name, x in found.items():
         np.testing.assert_allclose(x, expected[name], rtol=0, atol=1e-5 * max(1, np.abs(x).max()))
