@@ -15,7 +15,7 @@ from keras_tfm import models
 from keras_tfm.model_types import MODEL_TYPES
 
 TYPES = {x.name: x for x in MODEL_TYPES}
-# By the name of a builder's argument; ids only where the builder has a default for them.
+# By the name of a builder's argument; not for ids whose default is None.
 SMALL = {
     "dim": 12, "num_layers": 2, "num_heads": 2, "intermediate_dim": 13, "dropout": 0.0,
     "head_dim": 8, "num_key_value_heads": 1, "embedding_dim": 6, "projection_dim": 9,

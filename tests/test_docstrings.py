@@ -121,6 +121,7 @@ def test_every_module_is_found():
     for name in (
         "layers.multi_head_attention.attention",
         "generation.loop",
+        "export.tflite",
         "runtime.manifest.storage",
     ):
         assert f"keras_tfm.{name}" in MODULES

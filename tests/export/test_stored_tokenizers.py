@@ -137,7 +137,7 @@ def test_one_for_both_inputs_stands_once():
 def test_a_detokenizer_alone(request_of):
     """As for a model of images: what it takes is no text."""
     stored = store_tokenizers(request_of, None, words())
-    assert stored.names == {"target": "tokenizer.json"}
+    assert (stored.names, stored.options) == ({"target": "tokenizer.json"}, {})
 
 
 def test_none(request_of):

@@ -77,7 +77,7 @@ def is_similar(case):
     if case not in TYPES:
         return False
     same = [len(x.arguments) for x in TYPES.values() if x.builder == TYPES[case].builder]
-    return 0 < len(TYPES[case].arguments) < max(2, *same, 0)
+    return 0 < len(TYPES[case].arguments) < max(2, *same)
 
 
 LOOK_ALIKE = {case for case in CASES if is_similar(case)}

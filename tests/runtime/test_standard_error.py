@@ -92,9 +92,9 @@ def test_the_library_does_not_redirect():
         for path in package.rglob("*.py")
         if path.name != "native_log.py" and re.search(r"native_log|dup2", path.read_text())
     }
-    # runtime: model.py names it in a docstring; inspection: processes of their own
+    # runtime: model.py names it in a docstring; inspection: programs that run in a subprocess
     assert users <= {"cli", "runtime", "runtime/inspection"}
-    runtime = [ast.parse(path.read_text()) for path in (package / "runtime").glob("*.py")]
+    runtime = [ast.parse(path.read_text()) for path in (package / "runtime").rglob("*.py")]
     nodes = [node for tree in runtime for node in ast.walk(tree)]
     imported = {x.name for node in nodes if isinstance(node, ast.ImportFrom) for x in node.names}
     assert "native_log" not in imported
