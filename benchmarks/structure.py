@@ -1,11 +1,11 @@
-"""How the package is built: the files of one token and of one export, folders, circles, names.
+"""Measures the structure of the package: files of a decode step and of an export, folders, names.
 
     python benchmarks/structure.py                       # the table, 30 s
-    python benchmarks/structure.py --list participles    # where; see --help
-    python benchmarks/structure.py --sources             # without the token and the export: 2 s
+    python benchmarks/structure.py --list participles    # where the number comes from; see --help
+    python benchmarks/structure.py --sources             # only the sources, nothing is run: 2 s
 
-It needs no other package than those of the library. Nothing here is asserted but what
-tests/test_structure.py imports.
+It needs only the packages that the library needs, and never fails because of a number. The rules
+are in tests/test_structure.py, which imports this file.
 """
 
 import argparse
@@ -22,25 +22,24 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "keras_tfm"
 
-# Lines after which a file is worth a look: does it have more than one reason to change?
+# Files with more lines are counted as long: do they have more than one reason to change?
 LONG = 400
 
-# Past participles that do not end in "ed", of the verbs that function names are made of.
+# Past participles that do not end in "ed", and are not also the verb, as `run` and `set` are.
 IRREGULAR = set(
     re.findall(
         r"\w+",
         """
-        begun bound broken brought built bought chosen cut done drawn driven fallen felt forgotten
+        begun bound broken brought built bought chosen done drawn driven fallen felt forgotten
         found frozen given gone grown held hidden kept known laid led left lent lost made meant met
-        paid proven put rebuilt redone rewritten run said seen sent set shaken shown shrunk shut
-        split spoken spread stood stuck sunk swept taken thought thrown told understood undone
-        unknown withdrawn won worn woven written
+        paid proven rebuilt redone rewritten said seen sent shaken shown shrunk spoken stood stuck
+        sunk swept taken thought thrown told understood undone unknown withdrawn won worn woven
+        written
         """,
     )
 )
-# Also verbs, and also nouns: `run` and `set` say what a function does, `seed` and `need` are none.
-NO_PARTICIPLES = {"cut", "embed", "feed", "need", "put", "run", "seed", "set", "shed", "shut"}
-NO_PARTICIPLES |= {"speed", "split", "spread", "exceed", "proceed", "succeed", "bed", "led"}
+# Verbs and nouns that end in "ed" and are not participles.
+NO_PARTICIPLES = {"embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "succeed"}
 
 
 def module_files(package: Path = PACKAGE) -> dict[str, Path]:
@@ -56,7 +55,7 @@ def module_files(package: Path = PACKAGE) -> dict[str, Path]:
 
 
 def all_imports(module: str, path: Path, modules: dict[str, Path]) -> set[str]:
-    """The modules of the package that one imports: late and type-checking imports, too."""
+    """The modules of the package that `module` imports; also late imports and those for types."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -73,8 +72,8 @@ def all_imports(module: str, path: Path, modules: dict[str, Path]) -> set[str]:
     return {x for x in found if x in modules} - {module}
 
 
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The groups of nodes that lead to each other (Tarjan 1972), the largest first."""
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of nodes that can reach each other (Tarjan 1972), the largest first."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -101,10 +100,19 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return sorted(found, key=len, reverse=True)
 
 
-def import_circles(package: Path = PACKAGE) -> list[list[str]]:
-    """Groups of modules that import each other, now, later or for types."""
-    modules = module_files(package)
-    return circles({name: all_imports(name, path, modules) for name, path in modules.items()})
+def packages_of(module: str) -> set[str]:
+    """The packages that contain a module: importing it runs their `__init__.py`."""
+    return {module[:i] for i, letter in enumerate(module) if letter == "."}
+
+
+def import_cycles(package: Path = PACKAGE) -> list[list[str]]:
+    """Groups of modules that import each other, also late and for types."""
+    modules, graph = module_files(package), {}
+    for name, path in modules.items():
+        found = all_imports(name, path, modules)
+        # The packages of the module itself already run when it is imported.
+        graph[name] = found | set().union(*map(packages_of, found)) - packages_of(name) - {name}
+    return cycles(graph)
 
 
 def is_lone_participle(name: str) -> bool:
@@ -116,7 +124,7 @@ def is_lone_participle(name: str) -> bool:
 
 
 def lone_participles(package: Path = PACKAGE) -> list[str]:
-    """Functions and methods without properties, named by a participle alone."""
+    """Functions and methods that are named by a participle alone; properties may be."""
     found = []
     for module, path in module_files(package).items():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -137,7 +145,7 @@ def annotations(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def any_annotations(package: Path = PACKAGE) -> dict[str, int]:
-    """How often `Any` stands in annotations, by module."""
+    """How often annotations have `Any`, by module."""
     counts = {}
     for module, path in module_files(package).items():
         trees = annotations(ast.parse(path.read_text()))
@@ -154,23 +162,23 @@ def folder_sizes(package: Path = PACKAGE) -> dict[str, int]:
 
 
 def line_counts(package: Path = PACKAGE) -> dict[str, int]:
-    """Lines that are not empty, by module."""
+    """The number of lines that are not empty, by module."""
     return {
         name: sum(bool(line.strip()) for line in path.read_text().splitlines())
         for name, path in module_files(package).items()
     }
 
 
-# What runs
+# Calls while the package runs
 
 
 class Calls:
-    """Counts the calls of functions of the package, as a context.
+    """Counts the calls of functions of the package inside a `with` block.
 
     Attributes:
         files: Counter, the calls by file.
-        crossings: Counter, the calls whose nearest caller in the package stands in another file,
-            by the two files.
+        crossings: Counter, the calls from one file of the package into another, by the two files.
+            Callers outside the package are skipped.
         functions: Counter, the calls by "file:function".
     """
 
@@ -243,7 +251,7 @@ def export_calls() -> Calls:
 def interface_calls(calls: Calls) -> int:
     """How often an export read the model's inputs from its graph.
 
-    Before 2026-11-27, `input_names` read them at each call.
+    In commits before 2026-11-27, every call of `input_names` did.
     """
     asked = ("input_names", "Interface.__init__")
     return sum(n for name, n in calls.functions.items() if name.split(":")[1] in asked)
@@ -253,7 +261,7 @@ LISTS: dict[str, Callable[[], list[str]]] = {
     "any": lambda: [
         f"{n:5} {name}" for name, n in sorted(any_annotations().items(), key=lambda x: -x[1]) if n
     ],
-    "circles": lambda: [" <-> ".join(group) for group in import_circles()],
+    "cycles": lambda: [" <-> ".join(group) for group in import_cycles()],
     "folders": lambda: [
         f"{n:5} {name}" for name, n in sorted(folder_sizes().items(), key=lambda x: -x[1])
     ],
@@ -267,35 +275,33 @@ LISTS: dict[str, Callable[[], list[str]]] = {
 
 
 def rows(sources_only: bool) -> Iterator[tuple[str, str]]:
-    """The table: what is counted, and the count."""
+    """The rows of the table: a name and a number each."""
     if not sources_only:
         calls = token_calls()
-        yield (
-            "decode step of a one-block Llama: files, crossings",
-            (f"{len(calls.files)}, {calls.crossings.total()}"),
-        )
+        yield "decode step of a one-block Llama: files", str(len(calls.files))
+        yield "calls from one file into another in that step", str(calls.crossings.total())
         calls = export_calls()
-        yield (
-            "one export: files, times it read the inputs",
-            (f"{len(calls.files)}, {interface_calls(calls)}"),
-        )
+        yield "export of that model: files", str(len(calls.files))
+        yield "readings of the model's inputs in that export", str(interface_calls(calls))
     sizes = folder_sizes()
     largest = max(sizes, key=lambda x: sizes[x])
     yield "largest folder: modules", f"{sizes[largest]} ({largest})"
-    yield "import circles, all imports counted", str(len(import_circles()))
+    yield "import cycles, also of late imports", str(len(import_cycles()))
     yield "Any in annotations", str(sum(any_annotations().values()))
-    yield "functions named by a lone participle", str(len(lone_participles()))
+    yield "functions named by a participle alone", str(len(lone_participles()))
     lines = line_counts()
     core = sum(n for name, n in lines.items() if ".gallery" not in name)
-    yield "lines that are not empty, gallery apart", f"{core:,} + {sum(lines.values()) - core:,}"
+    yield "lines that are not empty, without the gallery", f"{core:,}"
+    yield "lines that are not empty in the gallery", f"{sum(lines.values()) - core:,}"
     long = sum(len(path.read_text().splitlines()) > LONG for path in module_files().values())
-    yield f"modules, of more than {LONG} lines", f"{len(lines)}, {long}"
+    yield "modules", str(len(lines))
+    yield f"modules of more than {LONG} lines", str(long)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--list", choices=sorted(LISTS), help="show where, and not the table")
-    parser.add_argument("--sources", action="store_true", help="run nothing of the package")
+    parser.add_argument("--list", choices=sorted(LISTS), help="show where a number comes from")
+    parser.add_argument("--sources", action="store_true", help="read the sources only, run nothing")
     arguments = parser.parse_args()
     if arguments.list:
         print(*LISTS[arguments.list](), sep="\n")
