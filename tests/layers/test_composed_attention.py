@@ -215,6 +215,24 @@ def test_disentangled_positions_stepped(rng, steps, padded):
     assert_close(stepped(call, steps, length=T + 2), call(0, T), FLOAT32)
 
 
+class Doubling(AttentionPosition):
+    """Its second argument has a name of its own: attention passes positions by place."""
+
+    def rotate(self, x, where):
+        return 2.0 * x
+
+
+@pytest.mark.parametrize("kind", [MultiHeadSelfAttention, MultiHeadCrossAttention])
+def test_a_rotation_may_name_its_arguments(rng, kind):
+    """Queries and keys twice as long: four times the scores."""
+    x = noise(rng, B, T, D)
+    inputs = [x] if kind is MultiHeadSelfAttention else [x, noise(rng, B, S, C)]
+    layer = built(kind(H, head_dim=K, position=Doubling()), *(y.shape for y in inputs))
+    scaled = built(kind(H, head_dim=K, scale=4 * K**-0.5), *(y.shape for y in inputs))
+    scaled.set_weights(layer.get_weights())
+    assert_close(layer(*inputs), scaled(*inputs), FLOAT32)
+
+
 @saving
 def test_a_part_of_ones_own_is_saved(rng, tmp_path):
     x = noise(rng, B, T, D)

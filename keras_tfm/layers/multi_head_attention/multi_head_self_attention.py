@@ -1,6 +1,5 @@
 """Multi-head self-attention."""
 
-import functools
 from typing import Any
 
 import keras
@@ -224,16 +223,15 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     def _rotated_heads(
         self, x: Tensor, query: Tensor | None, key: Tensor | None, positions: Positions | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What attention gets: (..., H, T, K), (..., G, T, K) and (..., G, T, V)."""
-        rotate = None
-        if self.position is not None and positions is not None and self._rotates:
-            rotate = functools.partial(self.position.rotate, positions=positions.query)
+        """Queries, keys and values by head: (..., H, T, K), (..., G, T, K), (..., G, T, V)."""
+        where = None if positions is None else positions.query
+        position = self.position if self._rotates and where is not None else None
         has_norm = self.query_norm is not None or self.key_norm is not None
         fused = self._is_fused and query is None and key is None and not has_norm
-        if rotate is not None and fused and self._is_sliced(x):
+        if position is not None and fused and self._is_sliced(x):
             # Queries and keys lie side by side: one rotation takes half the operators of two.
             x, count = self.query_key_value(x), self.num_heads + self._groups
-            both = rotate(split_heads(x[..., : self._cuts[1]], count))
+            both = position.rotate(split_heads(x[..., : self._cuts[1]], count), where)
             value = split_heads(x[..., self._cuts[1] :], self._groups)
             return both[..., : self.num_heads, :, :], both[..., self.num_heads :, :, :], value
         q, k, v = self._heads(x, query, key)
@@ -241,8 +239,8 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             q = normalize_heads(self.query_norm, q)
         if self.key_norm is not None:
             k = normalize_heads(self.key_norm, k)
-        if rotate is not None:
-            q, k = rotate(q), rotate(k)
+        if position is not None:
+            q, k = position.rotate(q, where), position.rotate(k, where)
         return q, k, v
 
     def _heads(
@@ -263,7 +261,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             )
         return tuple(split_heads(part, number) for part, number in zip(parts, heads, strict=True))
 
-    def _parts(self, x: Tensor) -> Tensor:
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...] | Tensor:
         """Queries, keys and values: (..., T, H K) each, or together (3, ..., H, T, K)."""
         first, second = self._cuts
         if self._is_sliced(x):
