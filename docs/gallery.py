@@ -384,7 +384,7 @@ def dalle() -> Figure:
     masks = [layers.RowMask(3, 4), layers.ColumnMask(3, 4), layers.ConvolutionMask(3, 4, 3)]
     query, key = np.mgrid[0:19, 0:19]
     for k, (mask, text) in enumerate(zip(masks, ("row", "column", "convolution"), strict=True)):
-        seen = mask.seen()[np.clip(query - key, 0, 15)] | (key < 3)
+        seen = mask.visible()[np.clip(query - key, 0, 15)] | (key < 3)
         seen &= key <= query
         grid(canvas, seen, (LEFT - 2 + 15.4 * k, 10), 0.75)
         canvas.text((LEFT + 5 + 15.4 * k, 7.6), text, size=8.5)
