@@ -110,11 +110,11 @@ def visible(
         tokens: `Span`, positions of the step's T tokens.
         capacity: int, number of cache columns (S). Columns from the step's position on are empty or
             stale.
-        window: int, keys at this distance or further are not seen, or None.
-        branches: `Branches` of a beam search, or None.
-        cached_mask: (B, S), boolean, True = token, False = padding, or None: all are tokens.
+        window: int, keys at this distance or further are not seen; optional.
+        branches: `Branches` of a beam search; optional.
+        cached_mask: (B, S), boolean, True = token, False = padding. None: all are tokens.
         mask: (B, T), boolean, likewise for the tokens of the step.
-        padding: (B,), int32, number of padding columns before each row's first token, or None.
+        padding: (B,), int32, number of padding columns before each row's first token; optional.
         own: bool, see `Visible`; requires T = 1 or tokens that share one position.
         masked_score: float, added to the scores of masked keys.
         write_first: bool, see `Visible`. `cached_mask` then includes the tokens of the step.
@@ -124,7 +124,7 @@ def visible(
     else:
         columns = ops.convert_to_tensor(branches.positions)
     if write_first:
-        return _visible_in_written(tokens, columns, window, cached_mask, padding, masked_score)
+        return _visible_after_writing(tokens, columns, window, cached_mask, padding, masked_score)
     # With `own` all tokens share one position.
     start = ops.cast(tokens.start, "int32")
     here = ops.reshape(start, (1,)) if own else tokens.tensor()
@@ -176,7 +176,7 @@ def visible_context(mask: Tensor | None, positions: Positions, masked_score: flo
     return seen if mask is None else seen.with_penalty(sees_itself=False)
 
 
-def _visible_in_written(
+def _visible_after_writing(
     tokens: Span,
     columns: Tensor,
     window: int | None,

@@ -62,7 +62,7 @@ class ConcatenatePrefix(RematerializedLayer):
             scope.begin_prefix(known_length(self.name, prefix))
             if not scope.is_first:
                 return x
-        return _join_masks(prefix, x)
+        return _join(prefix, x)
 
     def compute_mask(
         self, inputs: Sequence[Tensor], previous_mask: Sequence[Tensor | None] | None = None
@@ -101,7 +101,7 @@ class JoinedMasks(keras.Operation):
             for y, known in ((prefix, prefix_mask), (x, mask))
         )
         scope = current_scope.get()
-        return real if scope is not None and not scope.is_first else _join_masks(real_prefix, real)
+        return real if scope is not None and not scope.is_first else _join(real_prefix, real)
 
     def compute_output_spec(
         self, prefix: Tensor, x: Tensor, *_: object, **__: object
@@ -135,7 +135,7 @@ def known_length(name: str, prefix: Tensor) -> int:
     return shape[1]
 
 
-def _join_masks(prefix: Tensor, x: Tensor) -> Tensor:
+def _join(prefix: Tensor, x: Tensor) -> Tensor:
     """(B, P, ...), (B, T, ...) -> (B, P + T, ...), with the rows' left padding in front."""
     joined = ops.concatenate([prefix, x], axis=1)
     scope = current_scope.get()

@@ -10,7 +10,6 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.keras_internals import in_symbolic_scope
-from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.types import DType, Shape, Size, Tensor
 
 
@@ -84,7 +83,7 @@ def pairs(mask: Tensor, expected: Shape, before: str) -> Tensor:
 
 
 def key_mask(name: str, mask: Tensor | None, keys: Tensor) -> Tensor | None:
-    """Checks the padding mask of `keys` (..., S, D); returns (..., S), boolean, or None."""
+    """Checks the padding mask of `keys` (..., S, D); returns (..., S), boolean; None stays None."""
     if mask is None:
         return None
     mask = as_boolean(mask, name)
@@ -106,7 +105,7 @@ def in_sight(distances: Tensor, causal: bool, window: int | None) -> Tensor | No
     Args:
         distances: (T, S), the key's index minus the query's.
         causal: bool, hide keys after the query.
-        window: int, hide keys at this distance or further, or None.
+        window: int, hide keys at this distance or further; optional.
     """
     return combine(
         ops.less_equal(distances, 0) if causal else None,
@@ -189,5 +188,5 @@ class ScoreTerms(NamedTuple):
     window: int | None = None
 
     def whole_mask(self, length: Size) -> Tensor | None:
-        """The mask with causality and window among T positions, or None if nothing is hidden."""
-        return masks.combine(masks.visible(length, self.causal, self.window), self.mask)
+        """Mask, causality and window among T positions as one mask; None if all keys are seen."""
+        return combine(visible(length, self.causal, self.window), self.mask)
