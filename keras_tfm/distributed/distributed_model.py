@@ -80,14 +80,14 @@ class DistributedModel(keras.Model):
             )
         self._check_strategy()
 
-    def get_compile_config(self) -> dict[str, Tensors]:
+    def get_compile_config(self) -> dict[str, Any]:
         """The arguments of `compile`."""
         config = super().get_compile_config()
         if config:
             config["gradient_accumulation_steps"] = self.gradient_accumulation_steps
         return config
 
-    def compile_from_config(self, config: dict[str, Tensors]) -> None:
+    def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles with the arguments that `get_compile_config` returned."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built and self.optimizer is not None:
@@ -254,7 +254,7 @@ class DistributedModel(keras.Model):
         """Builds the model under a strategy: for `fit` and `evaluate`, or for a single batch.
 
         Args:
-            iterator: the `EpochIterator` of `fit` or `evaluate`, or None.
+            iterator: the `EpochIterator` of `fit` or `evaluate`; None for a single batch.
             data_batch: the batch, if there is no iterator.
         """
         self.epoch_iterator = iterator

@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.generation.interface import interface_of
-from keras_tfm.generation.loop import GenerationLoop
+from keras_tfm.generation.loop import GenerationLoop, State
 from keras_tfm.generation.position_tables import positions_to_check
 from keras_tfm.generation.preparation import Preparation, Prepared, check_ids, end_ids_of
 from keras_tfm.generation.stepping import check_stepping
@@ -46,7 +46,7 @@ class Generator:
         start_id: int, the first token of every row without a prompt.
         end_id: int or list of int, the tokens that end a row. Default: no early stop.
         strategy: `Strategy`, how the next token is chosen. Default: `Greedy()`.
-        target: str, name of the stepped input, the one that gets the generated tokens. Default:
+        target: str, name of the stepped input, which gets the generated tokens. Default:
             "target", or the only input.
         max_new_tokens: int, maximum number of tokens after a row's prompt, instead of `max_length`.
         jit_compile: bool, whether XLA compiles the loop, which makes it twice as fast but takes a
@@ -59,7 +59,7 @@ class Generator:
     Raises:
         ValueError: the model cannot be stepped (the error names the layer), an argument is out of
             range, or a tokenizer does not fit the model.
-        TypeError: a tokenizer of an unknown kind, or a strategy that is none.
+        TypeError: an unsupported tokenizer, or `strategy` is not a `Strategy`.
 
     Example:
 
@@ -275,8 +275,8 @@ class Generator:
                 prompt: Tensor,
                 padding: Tensor | None,
                 limit: Tensor | None,
-                seed: Tensor | None,
-            ) -> Tensor:
+                seed: Tensor,
+            ) -> GenerationLoop:
                 return GenerationLoop(
                     self._stepped,
                     arrays,
@@ -292,12 +292,12 @@ class Generator:
                     pad_id=self._preparation.pad_id,
                 )
 
-            def start(*tensors: Tensor) -> Tensor:
+            def start(*tensors: Tensor) -> State:
                 this = loop(*tensors)
                 state = this.start()
                 return {**state, "encoded": this.encoded}
 
-            def step(state: Any, *tensors: Tensor) -> Tensor:
+            def step(state: State, *tensors: Tensor) -> tuple[State, Tensor]:
                 this = loop(*tensors)
                 this.encoded = state["encoded"]
                 after = this.step(state)
@@ -373,7 +373,7 @@ def _compile(
     import jax
 
     # The values are arguments, because JAX compiles a variable that a function reads as a constant.
-    def stateless(values: list[Any], *arguments: Any) -> Tensor:
+    def stateless(values: list[Tensor], *arguments: Any) -> Any:
         with keras.StatelessScope(zip(variables, values, strict=True)):
             return function(*arguments)
 

@@ -30,7 +30,7 @@ class GuidedBatch:
 
     @classmethod
     def of(cls, strategy: Strategy) -> "GuidedBatch":
-        """The batch that the processors of a strategy ask for.
+        """The batch for the `Guidance` among a strategy's processors, if there is one.
 
         Raises:
             ValueError: different empty prompts, or a strategy that steps several tokens at once.
@@ -53,11 +53,11 @@ class GuidedBatch:
         return x if x is None or not self.prompt else ops.concatenate([x, x], axis=0)
 
     def prompts(self, prompt: Tensor, padding: Tensor | None) -> Tensor:
-        """(B, P) -> (2 B, P): the prompts, then the same with the empty prompt at the begin.
+        """(B, P) -> (2 B, P): the prompts, then the same with the empty prompt at the start.
 
         Args:
             prompt: (B, P), int32.
-            padding: (B,), int32, number of padding columns before each prompt, or None.
+            padding: (B,), int32, number of padding columns before each prompt; optional.
         """
         if not self.prompt:
             return prompt

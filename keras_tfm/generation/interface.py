@@ -169,7 +169,7 @@ class Interface:
             names.append(unique)
         return dict(zip(names, flat, strict=True))
 
-    # What only calls of the model tell
+    # What is found by calling the model
 
     def side_inputs(self, target: str) -> list[str]:
         """The inputs that must be as long as the stepped one, `target`."""
@@ -180,8 +180,8 @@ class Interface:
     def check_side_inputs(self, target: str) -> None:
         """Raises if another input must be as long as the stepped one, `target`.
 
-        An `attention_mask` or `position_ids` of a model ported from `transformers`, for instance:
-        who generates has no value of it for a token that is not chosen yet.
+        An example is an `attention_mask` or `position_ids` of a model ported from `transformers`:
+        there is no value for a token that is not chosen yet.
 
         Raises:
             ValueError: there are such inputs; the error names them.
@@ -343,12 +343,12 @@ def interface_of(model: keras.Model) -> Interface:
 
 
 class _Reading(NamedTuple):
-    """What a layer tells of an input that it reads."""
+    """Properties of an input according to one layer that reads it."""
 
     vocabulary_size: int | None = None
     masked_id: int | None = None
-    rule: str | None = None  # the padding rule
-    has_rule: bool = False  # whether the layer has one, or none
+    rule: str | None = None  # where the padding id is padding, unless everywhere
+    has_rule: bool = False  # False for layers that do not decide where padding is
     is_segments: bool = False
     end_id: int | None = None
     is_pixels: bool = False
@@ -402,7 +402,7 @@ def _read_inputs(model: keras.Model) -> dict[str, Input]:
             audio=found[0].audio if found and all(x.audio is not None for x in found) else None,
         )
     segments = {name for name, found in readings.items() if any(x.is_segments for x in found)}
-    return inputs | _following(inputs, segments)
+    return inputs | _derived_inputs(inputs, segments)
 
 
 def _specs(model: keras.Model) -> dict[str, keras.KerasTensor]:
@@ -422,14 +422,14 @@ def _specs(model: keras.Model) -> dict[str, keras.KerasTensor]:
 
 
 def _reading(operation: keras.Operation, place: int, is_last: bool) -> _Reading:
-    """What a layer tells of its argument number `place`."""
+    """Properties of the layer's argument number `place`."""
     if isinstance(operation, TokenEmbedding | TokenMask):
         is_embedding = isinstance(operation, TokenEmbedding)
         own = operation.mask_id if is_embedding else operation.pad_id
         is_known = own is not None and own >= 0 and operation.padding != "anywhere"
         rule = operation.padding if is_known else None
         if is_embedding and place == 0:
-            return _Reading(operation.vocabulary_size, own, rule, True)
+            return _Reading(operation.vocabulary_size, own, rule, has_rule=True)
         return _Reading(rule=rule, has_rule=True)
     if isinstance(operation, keras.layers.Embedding) and place == 0:
         return _Reading(operation.input_dim, 0 if operation.mask_zero else None)
@@ -452,8 +452,8 @@ def _masked_id(model: keras.Model, name: str, ids: Sequence[int]) -> int | None:
     return ids[0] if ids else None
 
 
-def _following(inputs: Mapping[str, Input], segments: Collection[str]) -> dict[str, Input]:
-    """The inputs that follow from the tokens of the only other input of ids, if there is one."""
+def _derived_inputs(inputs: Mapping[str, Input], segments: Collection[str]) -> dict[str, Input]:
+    """The inputs of segments and masks, with their tokens' name; none if it is ambiguous."""
     rows = [x for x in inputs.values() if len(x.spec.shape) == 2]
     masks = {x.name for x in rows if x.name in _MASKS}
     segments = {

@@ -21,7 +21,7 @@ def top_k(x: Tensor, k: int, plus: Tensor | None = None) -> tuple[Tensor, Tensor
     Args:
         x: (B, N), or (B, R, N), for which the indices are into the R * N values of a row.
         k: int, number of results per row.
-        plus: (B, R, 1), added to x, or None.
+        plus: (B, R, 1), added to x; optional.
 
     >>> import numpy as np
     >>> from keras_tfm.generation.logits import top_k

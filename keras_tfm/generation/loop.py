@@ -44,7 +44,7 @@ class GenerationLoop:
         strategy: `Strategy`, how the next token is chosen. Default: `Greedy()`.
         score: bool, whether to sum log-probabilities, which costs one softmax per token, and to
             stop if the softmax of the logits is NaN.
-        padding: (B,), int32, number of padding columns before each row's prompt, or None.
+        padding: (B,), int32, number of padding columns before each row's prompt; optional.
         limit: (B,), int32, number of columns that each row may use. Default: all T.
         seed: (2,), int32, for strategies that sample.
         capacity: int, number of cache columns at the start. Each position takes one column per
@@ -365,7 +365,7 @@ def _while_loop(
     def flatten(state: State) -> tuple[Tensor, ...]:
         return tuple(leaf for leaf in keras.tree.flatten(state) if leaf is not None)
 
-    def unflatten(values: Tensor) -> State:
+    def unflatten(values: tuple[Tensor, ...]) -> State:
         rest = iter(values)
         leaves = [next(rest) if there else None for there in present]
         return keras.tree.pack_sequence_as(state, leaves)

@@ -27,8 +27,8 @@ class Prepared(NamedTuple):
     Attributes:
         arrays: dict of the model's inputs without the stepped one.
         prompt: (B, P), int32, padded on the left.
-        padding: (B,), int32, number of padding columns of each row, or None.
-        limit: (B,), int32, number of columns that each row may use, or None.
+        padding: (B,), int32, number of padding columns of each row; optional.
+        limit: (B,), int32, number of columns that each row may use. None: all.
         seed: (2,), integers.
         length: int, number of columns of the loop.
         longest: int, number of columns of the result.
@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
         if n == 1:
             return self
 
-        def rows(x: Tensor) -> Tensor:
+        def rows(x: np.ndarray | None) -> Any:
             return None if x is None else np.repeat(x, n, axis=0)
 
         return self._replace(
@@ -72,11 +72,11 @@ class Prepared(NamedTuple):
         return arrays, *map(divided_rows, (self.prompt, self.padding, self.limit)), seed
 
 
-def divided_rows(x: Tensor) -> Tensor:
+def divided_rows(x: np.ndarray | None) -> Tensor | None:
     """In the scope of a `keras.distribution`, divides rows between its devices, as `fit` does.
 
-    If the number of devices does not divide the number of rows, every device gets all rows. So it
-    does if there are several processes, because each of them returns all rows.
+    Every device gets all rows if the number of devices does not divide the number of rows, or if
+    there are several processes, because each of them returns all rows.
     """
     distribution = keras.distribution.distribution()
     if x is None or distribution is None or distribution.num_processes > 1:
@@ -93,10 +93,10 @@ class Preparation:
     Args:
         model: functional model.
         target: str, name of the stepped input.
-        max_length: int, maximum number of tokens of a row, including the prompt, or None with
+        max_length: int, maximum number of tokens of a row, including the prompt. None with
             `max_new_tokens`.
-        max_new_tokens: int, maximum number of tokens after the prompt, or None.
-        start_id: int, the first token of every row without a prompt, or None.
+        max_new_tokens: int, maximum number of tokens after the prompt. None with `max_length`.
+        start_id: int, the first token of every row without a prompt; optional.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Preparation:
         return width if self.table_length is None else min(width, self.table_length)
 
     def _by_name(self, inputs: Any) -> tuple[dict[str, np.ndarray], Any]:
-        """The inputs by name, and the rows of the prompt, or None."""
+        """The inputs by name, and the rows of the prompt; None without a prompt."""
         others = [name for name in self._inputs if name != self.target]
         if not isinstance(inputs, dict):
             if len(others) > 1:
@@ -208,7 +208,7 @@ class Preparation:
             arrays[name] = array.astype(wanted)
         return arrays, rows
 
-    def _rows(self, rows: Tensor) -> list[np.ndarray]:
+    def _rows(self, rows: Any) -> list[np.ndarray]:
         """The prompts, each (P,), int32, without padding."""
         is_array, is_text = not isinstance(rows, list | tuple), isinstance(rows, TokenRows)
         if is_array:

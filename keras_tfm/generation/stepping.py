@@ -95,7 +95,7 @@ def _rounding(model: keras.Model) -> float:
     return max(product_rounding(), *(rounding.get(name, 0.0) for name in dtypes))
 
 
-def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, np.ndarray]:
+def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, Tensor]:
     generator = np.random.default_rng(0)
     inputs = {}
     for name, known in interface_of(model).inputs.items():
@@ -128,7 +128,7 @@ def _array(x: Tensor) -> np.ndarray:
 
 
 def _both(
-    stepped: SteppedModel, inputs: dict[str, np.ndarray], length: int
+    stepped: SteppedModel, inputs: dict[str, Tensor], length: int
 ) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
     """Each output of the full pass, and of every step."""
 
@@ -209,7 +209,7 @@ def _differences(whole: np.ndarray, part: np.ndarray, size: float) -> np.ndarray
 
 def _first_difference(
     stepped: SteppedModel,
-    inputs: dict[str, np.ndarray],
+    inputs: dict[str, Tensor],
     length: int,
     tolerance: float,
     rounding: float,

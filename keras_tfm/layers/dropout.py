@@ -83,9 +83,9 @@ class DrawnDropout:
 
     @property
     def own_seed(self) -> Tensor | None:
-        """The seed, if the layer was made with one; otherwise None: PyTorch's generator goes on.
+        """The seed, if the layer was made with one; otherwise None: PyTorch's generator continues.
 
-        This is the rule of `keras.layers.Dropout`, too. To read a seed is to wait for the device.
+        `keras.layers.Dropout` does the same. Reading a seed waits for the device.
         """
         return None if self.layer.seed is None else self.seed
 

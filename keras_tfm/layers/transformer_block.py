@@ -24,8 +24,8 @@ from keras_tfm.layers.positions.attention_position import refuse_separation
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.types import Activation, Arguments, Config, Initializer, Shape, Tensor
 
-Part: TypeAlias = bool | keras.layers.Layer | dict[str, Any]
-Residuals: TypeAlias = Residual | Mapping[str, Residual | dict[str, Any]] | dict[str, Any]
+Part: TypeAlias = bool | keras.Layer | Config
+Residuals: TypeAlias = Residual | Mapping[str, Residual | Config] | Config
 
 SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
 

@@ -9,7 +9,7 @@ import keras
 Tensor: TypeAlias = Any
 # A number of entries: an int, or an int32 scalar tensor if it is known only at run time.
 Size: TypeAlias = Any
-# The sizes of a tensor: int, or None where a size is unknown.
+# The sizes of a tensor: an int for each axis; None for an unknown size.
 Shape: TypeAlias = tuple[Any, ...]
 # What `get_config` returns, and the serialized form of an object that takes its place.
 Config: TypeAlias = dict[str, Any]

@@ -20,9 +20,9 @@ class Task(NamedTuple):
         end_ids: tuple of the tokens that end a row.
         limit: (B,), int32, number of columns that each row may use, including left padding; None:
             all T.
-        padding: (B,), int32, number of padding columns before each row's prompt, or None.
+        padding: (B,), int32, number of padding columns before each row's prompt; optional.
         score: bool, whether log-probabilities are summed.
-        seed: (2,), int32, for strategies that sample, or None.
+        seed: (2,), int32, for strategies that sample; optional.
         copies: int, the number of consecutive rows that belong to one row of the inputs.
         pad_id: int, the token of the columns after the end of a row.
         sources: dict of the model's inputs by name, without the stepped one.
@@ -74,7 +74,7 @@ class Task(NamedTuple):
         Args:
             tokens: (B, T), or (B, n, T) with n hypotheses, which become B * n rows.
             position: () int32, the column of the last token.
-            seed: (2,), int32, the seed of the step, or None.
+            seed: (2,), int32, the seed of the step; optional.
         """
         written, remaining = self.is_written(position), self.limits - 1 - position
         copies = self.copies

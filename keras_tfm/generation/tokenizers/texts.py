@@ -8,7 +8,6 @@ import numpy as np
 
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.tokenizer_forms import by_input, check_tokenizer, form_of
-from keras_tfm.layers.types import Tensor
 from keras_tfm.runtime.decoding.trailing_padding import TokenRows, with_real_pads
 from keras_tfm.runtime.tokenizers.tokenizer import (
     Tokenizer,
@@ -44,7 +43,7 @@ class Texts:
         model: functional model.
         target: str, name of the stepped input.
         tokenizer: see `Generator`.
-        start_id: int or None, the first token of every row.
+        start_id: int, the first token of every row; optional.
         end_ids: tuple of the tokens that end a row.
 
     Raises:
@@ -148,14 +147,14 @@ class Texts:
         return result
 
 
-def _is_text(x: Tensor) -> bool:
+def _is_text(x: object) -> bool:
     """Whether `x` is a text or a sequence of texts."""
     return isinstance(x, str) or (
         isinstance(x, list | tuple) and all(isinstance(text, str) for text in x)
     )
 
 
-def _kind(x: Tensor) -> str:
+def _kind(x: object) -> str:
     if isinstance(x, list | tuple) and x:
         return f"a {type(x).__name__} of {type(x[0]).__name__}"
     return type(x).__name__

@@ -29,7 +29,7 @@ from keras_tfm.layers.positions.coordinates import Span, check_positions
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Size, Tensor
 
-# The innermost open scope, or None.
+# The innermost open scope; None outside of scopes.
 current_scope: ContextVar["DecodingScope | None"] = ContextVar("decoding_scope", default=None)
 
 
@@ -46,8 +46,8 @@ class DecodingScope:
     `scope.cache` afterwards. `decoding/cache.py` describes its contents.
 
     Args:
-        cache: dict, `scope.cache` of the step before, or None in the first step, which must be at
-            position 0.
+        cache: dict, `scope.cache` of the step before. Default: this is the first step, which must
+            be at position 0.
         position: int or int32 scalar tensor, position of the first new token.
         length: int, number of positions of a row, and of cache columns. With `branches` the cache
             has one column for each entry of `branches.positions` instead.
@@ -55,7 +55,7 @@ class DecodingScope:
         padding: (B,), int32, number of padding positions before each row's first token (left
             padding: rows of different lengths end together). They are not attended to, and
             positional layers start at each row's first token.
-        branches: `Branches`, several hypotheses of each row at once (beam search), or None.
+        branches: `Branches`, several hypotheses of each row at once (beam search); optional.
         xla: bool, whether XLA compiles the steps. The first step then stores transposed keys, which
             XLA multiplies faster.
         write_first: bool, whether queries read the new keys and values from the updated cache. Of a
@@ -131,7 +131,7 @@ class DecodingScope:
 
     @staticmethod
     def current() -> "DecodingScope | None":
-        """The innermost open scope, or None."""
+        """The innermost open scope; None outside of scopes."""
         return current_scope.get()
 
     def __enter__(self) -> "DecodingScope":
@@ -246,8 +246,8 @@ class DecodingScope:
             name: str, the layer's name.
             key: (B, G, T, K), keys of this step's tokens.
             value: (B, G, T, V), values of this step's tokens.
-            mask: (B, T), boolean, True = token, False = padding, or None.
-            window: int, the layer's attention window, or None.
+            mask: (B, T), boolean, True = token, False = padding; optional.
+            window: int, the layer's attention window. Default: none.
             joined: bool, whether every query needs a column for each new key, not just its own.
         """
         length = key.shape[2] if isinstance(key.shape[2], int) else ops.shape(key)[2]
@@ -343,7 +343,7 @@ class DecodingScope:
 
         Args:
             name: str, the layer's name.
-            mask: (B, S), boolean, True = token, False = padding, or None.
+            mask: (B, S), boolean, True = token, False = padding; optional.
             project: function that returns keys (B, G, S, K) and values (B, G, S, V); for the first
                 step only.
         """

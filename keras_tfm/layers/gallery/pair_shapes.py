@@ -18,7 +18,7 @@ def check_alignment(name: str, shape: Shape) -> None:
         raise ValueError(f"{name}: x must have shape (B, S, N, D) with D known, got {tuple(shape)}")
 
 
-def check_pairs(name: str, shape: Shape, length: Size = None) -> None:
+def check_pairs(name: str, shape: Shape, length: Size | None = None) -> None:
     """Raises unless `shape` is (B, N, N, E) with a known E; `length` is N, if it is known."""
     fits = len(shape) == 4 and shape[-1] is not None
     if fits:

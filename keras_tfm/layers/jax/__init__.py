@@ -1,1 +1,1 @@
-"""JAX-only attention and dropout; each has a portable twin and a test that both agree."""
+"""JAX-only attention and dropout; each has a portable form and a test that both agree."""

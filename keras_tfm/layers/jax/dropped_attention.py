@@ -10,7 +10,7 @@ from keras_tfm.layers.jax.hashed_dropout import kept_values, row_numbers
 from keras_tfm.layers.multi_head_attention.blockwise import Block, spans
 from keras_tfm.layers.multi_head_attention.heads import scale_query
 from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
-from keras_tfm.layers.types import Size, Tensor
+from keras_tfm.layers.types import Tensor
 
 # The least number of queries in a block, and the largest number of blocks.
 ROWS = 256
@@ -75,7 +75,7 @@ def _forward(
     bias: Tensor | None,
     mask: Tensor | None,
     seed: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     results, sums = [], []
     for block in _blocks(settings, query, key):
         scores = _scores(settings, block, query, key, bias, mask)
@@ -89,7 +89,9 @@ def _forward(
     return y, (query, key, value, bias, mask, seed, y, jnp.concatenate(sums, axis=3))
 
 
-def _backward(settings: Settings, stored: Tensor, upstream: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(
+    settings: Settings, stored: tuple[Tensor, ...], upstream: Tensor
+) -> tuple[Tensor | None, ...]:
     query, key, value, bias, mask, seed, y, sums = stored
     # 0, unless the gradient is NaN. With queries and a seed that depend on the gradient, XLA can
     # neither keep the scores and bits of the forward pass nor compute those of all layers before
@@ -182,7 +184,7 @@ def _in_groups(x: Tensor, grouped: tuple[int, ...]) -> Tensor:
     return x.reshape(x.shape[0], *heads, *x.shape[2:])
 
 
-def _place(x: Tensor, block: Block) -> tuple[Size, ...]:
+def _place(x: Tensor, block: Block) -> tuple[slice, ...]:
     """Where a block is in a mask or bias whose last axes may be 1."""
     whole = slice(None)
     rows = whole if x.shape[-2] == 1 else block.rows

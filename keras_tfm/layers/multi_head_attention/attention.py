@@ -1,4 +1,4 @@
-"""Attention as a pure function, for full passes. `stepped_attention` is its twin for decoding."""
+"""Attention as a pure function, for full passes. A decoding step has `stepped_attention`."""
 
 from collections.abc import Callable
 from typing import cast

@@ -33,7 +33,7 @@ class AttentionProbe:
 
     @staticmethod
     def current() -> "AttentionProbe | None":
-        """The innermost open probe, or None."""
+        """The innermost open probe; None without one."""
         return current_probe.get()
 
     def record(self, name: str, weights: Tensor) -> None:

@@ -130,10 +130,8 @@ class MultiHeadAttention(RematerializedLayer):
         # Whether the part rotates queries and keys; whether it adds scores, a bias or values.
         base = AttentionPosition
         part = base if self.position is None else type(self.position)
-        self._rotates, self._adds_terms = (
-            part.rotate is not base.rotate,
-            part.terms is not base.terms,
-        )
+        self._rotates = part.rotate is not base.rotate
+        self._adds_terms = part.terms is not base.terms
         self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)

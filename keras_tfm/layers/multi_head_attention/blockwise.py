@@ -111,13 +111,13 @@ def attend_in_blocks(
     """Computes attention block by block and concatenates the results.
 
     Args:
-        attend: function of one block's queries, keys, values and bias (or None), with the keyword
-            `block`; returns (..., H, T, V).
+        attend: function of one block's queries, keys, values and bias, which is None without one,
+            with the keyword `block`; returns (..., H, T, V).
         cuts: list of `Block`, from `blocks`.
         query: (..., H, T, K).
         key: (..., G, S, K).
         value: (..., G, S, V).
-        bias: (..., T, S), or None.
+        bias: (..., T, S); optional.
 
     Returns:
         (..., H, T, V).
@@ -175,9 +175,9 @@ def attend_to_rows(
         query: (..., R, H, T, K).
         key: (..., R, G, S, K).
         value: (..., R, G, S, V).
-        key_mask: (..., R, S), boolean, or None.
-        attention_mask: (..., R | 1, T, S), boolean, or None.
-        bias: (..., R | 1, H | 1, T, S), or None.
+        key_mask: (..., R, S), boolean, True = token, False = padding; optional.
+        attention_mask: (..., R | 1, T, S), boolean, True = the query sees the key; optional.
+        bias: float tensor (..., R | 1, H | 1, T, S), added to the scores; optional.
 
     Returns:
         (..., R, H, T, V).

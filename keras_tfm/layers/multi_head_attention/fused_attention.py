@@ -58,7 +58,7 @@ def stores_no_scores(
     Args:
         query: (B, H, T, K), for which `is_fused` holds.
         key: (B, G, S, K).
-        given: the masks of keys and of pairs, each None without one.
+        given: tuple of masks, those of keys and of pairs; each is optional (None).
         window: int, window of the attention; optional.
         is_dropped: bool, whether the attention weights are dropped out.
     """

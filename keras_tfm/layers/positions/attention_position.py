@@ -47,10 +47,10 @@ class PositionTerms(NamedTuple):
 
     Attributes:
         scores: float tensor added to the scaled products of queries and keys, before the soft cap;
-            broadcastable to (..., H, T, S), or None.
-        bias: float tensor added after the soft cap; broadcastable to (..., H, T, S), or None.
+            broadcastable to (..., H, T, S); optional.
+        bias: float tensor added after the soft cap; broadcastable to (..., H, T, S); optional.
         values: function from the attention weights (..., H, T, S) to a tensor that is added to the
-            result (..., H, T, V), or None.
+            result (..., H, T, V); optional.
 
     Example:
 
@@ -140,7 +140,7 @@ def note_use(part: keras.Layer, user: keras.Layer) -> None:
 
 
 def as_position(value: AttentionPosition | Config | None) -> AttentionPosition | None:
-    """The position part for a constructor's argument: a part, its configuration, or None.
+    """The position part for a constructor's argument: a part or its configuration; None stays None.
 
     Raises:
         TypeError: the argument is something else.

@@ -24,7 +24,7 @@ class Span:
     Attributes:
         start: int or int32 scalar tensor, the first position.
         length: int or int32 scalar tensor, number of tokens (T).
-        limit: int or None, an upper bound (exclusive) of the positions of tokens, if known: a
+        limit: int, an upper bound (exclusive) of the positions of tokens. Default: unknown. A
             table of `limit` rows covers them. Padding at the end of a step may exceed it.
         together: bool, all T tokens share the position `start`, like the hypotheses of one beam
             search.

@@ -139,7 +139,7 @@ def _position_rows(name: str, table: Tensor, inputs: Tensor, given: Tensor | Non
         name: str, the layer's name, for errors.
         table: (max_length, D).
         inputs: (..., T, D), the tokens.
-        given: int32, positions that the caller gave, or None.
+        given: int32, positions that the caller gave; optional.
 
     Raises:
         ValueError: T is known when the graph is made and above `max_length`.

@@ -1,1 +1,1 @@
-"""TensorFlow-only gradients and kernels; each has a portable twin and a test that both agree."""
+"""TensorFlow-only gradients and kernels; each has a portable form and a test that both agree."""

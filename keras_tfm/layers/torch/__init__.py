@@ -1,1 +1,1 @@
-"""PyTorch-only attention and dropout; each has a portable twin and a test that both agree."""
+"""PyTorch-only attention and dropout; each has a portable form and a test that both agree."""

@@ -4,7 +4,7 @@ import torch
 
 from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
 from keras_tfm.layers.torch.random_state import temporary_seed
-from keras_tfm.layers.types import DType, Tensor
+from keras_tfm.layers.types import Tensor
 
 
 @torch.compiler.disable  # seeding a generator breaks a compiled graph in any case
@@ -55,6 +55,6 @@ def scaled_attention(
     )
 
 
-def _lowest(dtype: DType) -> float:
+def _lowest(dtype: torch.dtype) -> float:
     """A finite number in `dtype`, far below any score."""
     return -3e4 if dtype == torch.float16 else -1e30
