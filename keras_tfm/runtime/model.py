@@ -1,16 +1,16 @@
 """A loaded file with all its tasks: `Model`, and `load`, which creates one."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from keras_tfm.runtime.checked_inputs import Inputs, Values
+from keras_tfm.runtime.checked_inputs import Inputs
 from keras_tfm.runtime.decoding import host_loop
 from keras_tfm.runtime.decoding.drafts import Draft
-from keras_tfm.runtime.decoding.generate import Generated, generate, generate_by
+from keras_tfm.runtime.decoding.generate import Generated, generate
 from keras_tfm.runtime.decoding.sampling import Choose, Sampler
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.storage import File
@@ -115,10 +115,6 @@ class Model:
         """
         return generate(self.file, inputs)
 
-    def generate_by(self, name: str, inputs: Mapping[str, Values]) -> Generated:
-        """`generate` with the signature `name`, even if a shorter one fits."""
-        return generate_by(self.file, name, inputs)
-
     def stream(
         self,
         inputs: Inputs,
@@ -150,12 +146,6 @@ class Model:
             RuntimeError: another stream has begun, or "decode" has run, and overwrote the caches.
         """
         return host_loop.stream(self.file, inputs, choose, draft=draft)
-
-    def stream_by(
-        self, prefill: str, inputs: Inputs, choose: Choose | Sampler | None = None
-    ) -> Iterator[np.ndarray]:
-        """`stream` that reads prompts with the signature `prefill`, even if another is faster."""
-        return host_loop.stream(self.file, inputs, choose, prefill)
 
     @property
     def tokenizers(self) -> dict[str, Tokenizer]:

@@ -51,7 +51,10 @@ def stream(
     prefill: str | None = None,
     draft: Draft | None = None,
 ) -> Iterator[np.ndarray]:
-    """Yields the tokens (B,) of each step; see `Model.stream` and `Model.stream_by`."""
+    """Yields the tokens (B,) of each step; see `Model.stream`.
+
+    `prefill`: the only signature that reads prompts in chunks. Default: the fastest.
+    """
     decode = decode_of(file)
     target, named, prompts = decode.target, _by_name(file, inputs, decode.target), None
     if target in named:
