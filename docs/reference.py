@@ -198,6 +198,7 @@ def signature(thing: Any, path: str) -> str:
         returns = f" -> {ast.unparse(tree.returns)}" if tree.returns else ""
     except (OSError, TypeError, AssertionError):  # a dataclass, a named tuple
         arguments = [str(x) for x in inspect.signature(function).parameters.values()]
+        arguments = [re.sub(r"keras_tfm\.[\w.]+\.(\w+)", r"\1", x) for x in arguments]
         returns = ""
     if inspect.isclass(thing):
         returns = ""

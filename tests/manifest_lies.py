@@ -269,7 +269,7 @@ def calls(model: Any, honest: dict[str, Any], adapter: Any = None) -> Iterator[A
         adapter: of a file that takes one.
     """
     from keras_tfm import runtime
-    from keras_tfm.runtime.inspection.inspection import Inspection
+    from keras_tfm.runtime.inspection import Inspection
 
     yield lambda: Inspection(str(model.path), 1, model.manifest, [], {}, []).table()
     parts = [model, *model.models.values()]
