@@ -8,14 +8,11 @@ A prompt may be read in several prefills. The last one is padded on the right to
 attention does not see the padding, and the next step overwrites its columns.
 """
 
-from collections.abc import Mapping
-
 import tensorflow as tf
 
 from keras_tfm.export.signatures.host_caches import Caches
 from keras_tfm.export.signatures.request import Request
 from keras_tfm.export.signatures.signature import (
-    Argument,
     Function,
     Signature,
     Tensors,
@@ -25,7 +22,6 @@ from keras_tfm.export.signatures.signature import (
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.layers import DecodingScope
 
-POSITION = "input_pos"
 _LETTERS = {"key": "k", "transposed_value": "v", "mask": "mask"}
 # XNNPACK multiplies caches of multiples of 32 columns fastest.
 _MULTIPLE = 32
@@ -46,7 +42,7 @@ def litertlm_signatures(request: Request) -> list[Signature]:
         role = "decode" if length == 1 else "prefill"
         specs = {
             request.target: tf.TensorSpec((1, length), "int32"),
-            POSITION: tf.TensorSpec((length,), "int32"),
+            caches.position: tf.TensorSpec((length,), "int32"),
             **caches.specs(growing=True, length=caches.columns),
         }
         padded = request.masked_target if role == "decode" else {request.target}
@@ -80,6 +76,11 @@ class _Caches(Caches):
         self.columns = -(-needed // _MULTIPLE) * _MULTIPLE
 
     @property
+    def position(self) -> str:
+        """The name of the argument with the positions of a step's tokens."""
+        return "input_pos"
+
+    @property
     def encoded(self) -> dict[str, str]:
         """Nothing: the only input is the stepped one."""
         return {}
@@ -87,14 +88,6 @@ class _Caches(Caches):
     def flat_name(self, entry: str, part: str) -> str:
         """`kv_cache_k_<i>` for the keys of the i-th self-attention, `kv_cache_v_<i>` for values."""
         return f"kv_cache_{_LETTERS[part]}_{self.growing.index(entry)}"
-
-    def arguments(self, specs: Mapping[str, tf.TensorSpec]) -> dict[str, Argument]:
-        """The arguments of a signature with these specs."""
-        arguments = {name: Argument(x, "cache") for name, x in specs.items()}
-        target, own = self.request.target, self.request.interface.inputs
-        arguments[target] = Argument(specs[target], input=own[target])
-        arguments[POSITION] = Argument(specs[POSITION], "position")
-        return arguments
 
     def specs(self, growing: bool, length: int | None = None) -> dict[str, tf.TensorSpec]:
         """The specs of keys and values, by flat name."""
@@ -124,7 +117,7 @@ def _step(caches: _Caches, with_logits: bool) -> Function:
     def step(given: Tensors) -> Tensors:
         with DecodingScope(
             caches.unflatten(given),
-            position=given[POSITION][0],
+            position=given[caches.position][0],
             length=length,
             capacity=caches.columns,
             write_first=caches.write_first,

@@ -196,6 +196,11 @@ class Caches:
             }
         return cache
 
+    @property
+    def position(self) -> str:
+        """The name of the argument with the position of a step."""
+        return self.request.own_name("position")
+
     def flat_name(self, entry: str, part: str) -> str:
         """The argument's name for a part of a cache entry."""
         return self.request.own_name(f"cache_{entry}_{part}")
@@ -238,7 +243,7 @@ class Caches:
         kinds = dict.fromkeys([*self.specs(growing=False), *self.specs(growing=True)], "cache")
         if "encode" in self.request.roles:
             kinds |= dict.fromkeys(self.encoded, "encoded")
-        kinds[self.request.own_name("position")] = "position"
+        kinds[self.position] = "position"
         inputs = self.request.interface.inputs
         return {
             name: Argument(spec, kinds.get(name, "input"), inputs.get(name))

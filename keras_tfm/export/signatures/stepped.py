@@ -83,15 +83,13 @@ def verify(caches: Caches) -> list[Signature]:
 
 
 def _chunks(caches: Caches, prefix: str, lengths: Iterable[int], logits: bool) -> list[Signature]:
-    request = caches.request
-    position = request.own_name("position")
-    result = []
+    request, result = caches.request, []
     capacities = _capacities(request)
     for length in lengths:
         for capacity in (x for x in capacities if x >= length):
 
             def function(given: Tensors, capacity: int = capacity) -> Tensors:
-                found, entries = _step(caches, given, given[position], capacity)
+                found, entries = _step(caches, given, capacity)
                 return {"logits": found, **entries} if logits else entries
 
             specs = {
@@ -112,14 +110,13 @@ def _chunks(caches: Caches, prefix: str, lengths: Iterable[int], logits: bool) -
 
 def decode(caches: Caches) -> list[Signature]:
     """Reads one token per row, its position and the caches; returns logits (B, V), new entries."""
-    request = caches.request
-    capacities, position = _capacities(request), request.own_name("position")
-    settings = caches.settings
+    request, settings = caches.request, caches.settings
+    capacities = _capacities(request)
     result = []
     for capacity in capacities:
 
         def function(given: Tensors, capacity: int = capacity) -> Tensors:
-            logits, entries = _step(caches, given, given[position], capacity)
+            logits, entries = _step(caches, given, capacity)
             return {"logits": logits[:, -1], **entries}
 
         specs = {
@@ -149,18 +146,16 @@ def _capacities(request: Request) -> tuple[int, ...]:
 def _step_specs(caches: Caches, capacity: int) -> dict[str, tf.TensorSpec]:
     """The specs of a step's arguments, except its tokens."""
     return {
-        caches.request.own_name("position"): tf.TensorSpec((1,), "int32"),
+        caches.position: tf.TensorSpec((1,), "int32"),
         **caches.specs(growing=False),
         **caches.specs(growing=True, length=capacity),
         **caches.encoded_specs(),
     }
 
 
-def _step(
-    caches: Caches, given: Tensors, position: tf.Tensor, capacity: int
-) -> tuple[tf.Tensor, Tensors]:
+def _step(caches: Caches, given: Tensors, capacity: int) -> tuple[tf.Tensor, Tensors]:
     """The logits (B, N, V) of a step of N tokens, and the cache entries that it returns."""
-    at = tf.reshape(position, ())
+    at = tf.reshape(given[caches.position], ())
     with DecodingScope(caches.unflatten(given), position=at, length=capacity) as scope:
         logits = caches.step(given, given[caches.request.target])
     after = scope.new
