@@ -107,10 +107,9 @@ class Result(Protocol):
 
 def print_result(result: Result | str, as_json: bool) -> None:
     """Prints a report, a verification or another result to standard output."""
-    text = str(result)
     if as_json and not isinstance(result, str):
-        text = json.dumps(result.asdict(), indent=2)
-    print(text, flush=True)
+        result = json.dumps(result.asdict(), indent=2)
+    print(result, flush=True)
 
 
 @contextmanager

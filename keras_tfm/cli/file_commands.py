@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import numpy as np
 
@@ -62,8 +62,8 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Prints the signatures, sizes, operators, partitions and manifest of a .tflite file."""
+    from keras_tfm.runtime.inspection import inspect_file
     from keras_tfm.runtime.inspection.gpu_support import check_file
-    from keras_tfm.runtime.inspection.inspection import inspect_file
 
     if accelerator is Accelerator.gpu:
         with work(f"inspecting {file.name}"):
@@ -123,7 +123,7 @@ def generate(
         found = model.generate_text(text)
         if isinstance(found, str):
             return as_json_line(text, found) if as_json else found
-        hypotheses = [x for x in found if isinstance(x, runtime.Hypothesis)]
+        hypotheses = cast("list[runtime.Hypothesis]", found)  # of one text
         if as_json:
             return as_json_line(text, [x._asdict() for x in hypotheses])
         return "\n".join(f"{x.text}\t{x.score:.6g}" for x in hypotheses)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from keras_tfm import runtime
 from keras_tfm.cli.console import typer, work
@@ -72,8 +72,8 @@ def answerer(
         stem = stem_of(text)
         stems = [stem] if candidates == 1 else [f"{stem}-{i + 1}" for i in range(count)]
         paths = output.of_text(stems)
-        found = model.draw(text, candidates, judge, guidance, sampler)[:count]
-        drawn = [x for x in found if isinstance(x, runtime.Drawing)]
+        found = model.draw(text, candidates, judge, guidance, sampler)
+        drawn = cast("list[runtime.Drawing]", found)[:count]  # of one text
         for one, path in zip(drawn, paths, strict=True):
             save(one.picture, path)
         if as_json:

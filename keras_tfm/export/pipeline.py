@@ -21,11 +21,11 @@ from keras_tfm.export.verification.verify import Verification
 from keras_tfm.models.identity import describe
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import Inspection, inspection_fields
-from keras_tfm.runtime.manifest import storage as manifests
 from keras_tfm.runtime.manifest.checks import read_graphs
 from keras_tfm.runtime.manifest.manifest import ONE_MODEL, SEVERAL_MODELS, Identity, Manifest
 from keras_tfm.runtime.manifest.manifest import Member as FileMember
 from keras_tfm.runtime.manifest.records import Json
+from keras_tfm.runtime.manifest.storage import import_litert
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 from keras_tfm.version import __version__
 
@@ -122,7 +122,7 @@ def convert_members(
         content = convert(quantization.model, signatures, quantization, custom_operators)
     for rewrite in passes:
         content = rewrite(content)
-    schema = manifests.import_litert("schema_py_generated")
+    schema = import_litert("schema_py_generated")
     graphs = read_graphs(schema, schema.Model.GetRootAsModel(content, 0))
     caches = {member.request.cache for member in members.values()}
     models, entries, options = _describe(members)
@@ -205,8 +205,8 @@ def write_file(
         package: writes the file to a temporary folder, and returns its path.
         verify: function of that path and folder that compares the file with its model, and raises
             if it differs. None: the file is not verified.
-        custom_operators: bool, whether the file may have operators that LiteRT lacks; one that has
-            is not verified.
+        custom_operators: bool, whether the file may have operators that LiteRT lacks; a file with
+            such operators is not verified.
         dequantized: the names of models that Keras had rounded.
     """
     _log.info("counting operators")

@@ -25,7 +25,7 @@ from keras_tfm.export.verification.in_float16 import check_in_float16, warn_of
 from keras_tfm.export.verification.on_gpu import check_on_gpu
 from keras_tfm.export.verification.verify import Verification, VerificationError
 from keras_tfm.export.verification.verify import verify as verify_file
-from keras_tfm.runtime.manifest import storage as manifests
+from keras_tfm.runtime.manifest.storage import import_litert
 from keras_tfm.runtime.media.image_processor import ImageProcessor
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 
@@ -192,7 +192,7 @@ def export_tflite(
             "chat_template must be a runtime.ChatTemplate, and needs a tokenizer in the file, "
             f"got {chat_template!r} and tokenizer={tokenizer!r}"
         )
-    manifests.import_litert("interpreter")
+    import_litert("interpreter")
     files.check_file(path, overwrite)
     own: Any = {"tokenizer": tokenizer, "images": images, "labels": labels}
     check = quantized.check_request

@@ -266,8 +266,9 @@ def _audio(name: str, values: Values, expected: Input) -> np.ndarray:
     """Waveforms (B, samples), padded with silence if the model pads, too."""
     length, rate = expected.shape[1], expected.sample_rate
     assert rate is not None
-    are_rows = _is_sequence(values) and len(values) and np.ndim(values[0])
-    rows = values if are_rows and _is_sequence(values) else [values]
+    rows = [values]
+    if _is_sequence(values) and len(values) and np.ndim(values[0]):
+        rows = [*values]
     arrays = [samples_of(name, row) for row in rows]
     result = np.zeros((len(arrays), length), expected.dtype)
     for row, array in zip(result, arrays, strict=True):

@@ -123,7 +123,7 @@ class _Marker:
         composite.builtinOptions2 = options
         return composite
 
-    def _graph_of(self, operators: list[OperatorT], x: int, gamma: int) -> OperatorT:
+    def _graph_of(self, operators: list[OperatorT], x: int, gamma: int) -> SubGraphT:
         """A graph with copies of `operators`, whose arguments are x and gamma."""
         graph = self._schema.SubGraphT()
         places: dict[int, int] = {}

@@ -72,7 +72,7 @@ def write_saved_model(
 
     Args:
         model: the model. The lookup tables of its preprocessing layers are written, too.
-        signatures: list of str, the signatures to write.
+        signatures: list of `Signature`, those to write.
         path: a folder that does not exist yet.
         default: the signature to store as `serve` and `serving_default`, too; None: no default.
         resources: further layers whose lookup tables are written.

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Collection
+from types import ModuleType
 
 import numpy as np
 
-from keras_tfm.export.graph.schema import ModelT, OperatorT, TensorT
+from keras_tfm.export.graph.schema import ModelT, TensorT
 from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime import flatbuffer
 
@@ -17,7 +18,7 @@ _SMALLEST_SCALE, _LARGEST_SCALE = float(np.finfo("float16").tiny), 65280.0
 LARGEST_LEVEL = 7  # of the levels -7..7
 
 
-def import_quantizer() -> OperatorT:
+def import_quantizer() -> ModuleType:
     """Imports the quantizer; the error names the extra to install."""
     return optional_package(
         "ai_edge_quantizer.quantizer",

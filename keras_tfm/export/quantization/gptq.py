@@ -15,7 +15,7 @@ def compensate(kernel: np.ndarray, products: np.ndarray) -> np.ndarray:
     Row after row is rounded, and the rows that follow are changed so that the product with the
     inputs x changes least. With H = x^T x and the upper triangular U, U^T U = H^-1:
 
-    W[j:] -= U[j, j:]^T (W[j] - round_kernel(W[j])) / U[j, j]
+    W[j:] -= U[j, j:]^T (W[j] - round(W[j])) / U[j, j]
 
     "GPTQ" (arXiv:2210.17323), equations 2 and 3 in the form of section 3.3. The scale of a block
     is the one of its largest value when its turn comes, which stays the largest.

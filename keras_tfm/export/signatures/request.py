@@ -400,7 +400,7 @@ class Request:
     ) -> dict[str, Argument]:
         """Inputs of the model as arguments; open axes get `length`, by default the longest.
 
-        `lengths` overrides the length of some inputs. They are not padded yet, see `argument`.
+        `lengths` overrides the length of some inputs. `with_padding` tells which have padded rows.
         """
         longest = max(self.source_lengths, default=None)
         result = {}

@@ -10,8 +10,8 @@ from keras_tfm.export.graph.gpu_weights import LOOKUPS
 from keras_tfm.export.graph.schema import OperatorT, SubGraphT, TensorT
 from keras_tfm.export.quantization.four_bits import unpack
 from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime.manifest import storage as manifests
 from keras_tfm.runtime.manifest.manifest import Manifest, Signature, Tensor
+from keras_tfm.runtime.manifest.storage import import_litert
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
@@ -41,7 +41,7 @@ class FloatFile:
 
     def __init__(self, content: bytes, dither: np.random.Generator | None = None):
         self._dither = dither
-        self._schema = manifests.import_litert("schema_py_generated")
+        self._schema = import_litert("schema_py_generated")
         self._model = flatbuffer.read(content)
         self._model.metadata = []
         self.stored: dict[int, Stored] = {}

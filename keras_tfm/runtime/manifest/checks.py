@@ -158,8 +158,10 @@ def _check_graph(place: str, signature: Signature, graph: Graph | None) -> None:
     """The file has the signature, with the same inputs and outputs."""
     if graph is None:
         raise ValueError(f"{place} is not among the signatures of the file")
-    pairs = (("inputs", signature.inputs, graph.inputs), ("outputs", signature.outputs, graph[1]))
-    for kind, tensors, stored in pairs:
+    for kind, tensors, stored in (
+        ("inputs", signature.inputs, graph.inputs),
+        ("outputs", signature.outputs, graph.outputs),
+    ):
         for name in [*tensors, *stored]:
             texts = [_tensor_text(x.get(name)) for x in (tensors, stored)]
             if texts[0] != texts[1]:

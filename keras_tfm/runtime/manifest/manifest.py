@@ -44,10 +44,6 @@ PADDINGS = ("ends", "after_end", "by_id")
 CACHES = ("float32", "int8")
 QUANTIZATIONS = ("float32", "float16", "int8", "int8_full", "int4")
 
-_IS_STRINGS = Rule(
-    "an object of strings",
-    lambda x: isinstance(x, dict) and all(isinstance(name, str) for name in x.values()),
-)
 Size = Annotated[int, Rule("a positive integer", lambda x: is_integer(x, 1))]
 Id = Annotated[int, Rule("an id", is_integer)]
 # -1 is padding that is no token.
@@ -56,7 +52,13 @@ Name = Annotated[str, Rule("a string", lambda x: isinstance(x, str))]
 Names = Annotated[list[str], Rule("a list of names", is_names)]
 Integers = Annotated[list[int], Rule("a list of sizes", is_integers)]
 Flag = Annotated[bool, Rule("true or false", lambda x: isinstance(x, bool))]
-Strings = Annotated[dict[str, str], _IS_STRINGS]
+Strings = Annotated[
+    dict[str, str],
+    Rule(
+        "an object of strings",
+        lambda x: isinstance(x, dict) and all(isinstance(name, str) for name in x.values()),
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
