@@ -86,14 +86,6 @@ def real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def write(path: Path, content: bytes) -> None:
-    """Writes a new file and flushes it to disk; its mode is that of the umask."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def flush(path: Path) -> None:
     """Flushes a file to disk."""
     with path.open("rb+") as file:

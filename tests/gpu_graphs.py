@@ -3,6 +3,16 @@
 import numpy as np
 import tensorflow as tf
 
+from keras_tfm.export.graph.gpu_graph import rewrite_for_gpu
+from keras_tfm.runtime import flatbuffer
+
+
+def for_gpu(content):
+    """The file with operators that the delegate takes."""
+    model = flatbuffer.read(content)
+    rewrite_for_gpu(model)
+    return flatbuffer.write(model)
+
 
 def converted(function, *shapes, dtype=tf.float32):
     """A .tflite file of a function of tensors."""

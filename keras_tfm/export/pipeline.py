@@ -11,10 +11,11 @@ import tensorflow as tf
 
 from keras_tfm import atomic_files
 from keras_tfm.export import files
-from keras_tfm.export.graph.adapters import Placeholders
+from keras_tfm.export.graph.adapters import Placeholders, clear
 from keras_tfm.export.graph.conversion import convert, layer_sizes
-from keras_tfm.export.graph.gpu_graph import for_gpu
-from keras_tfm.export.graph.int8_caches import with_int8_operators
+from keras_tfm.export.graph.gpu_graph import rewrite_for_gpu
+from keras_tfm.export.graph.int8_caches import use_int8_operators
+from keras_tfm.export.graph.schema import ModelT
 from keras_tfm.export.member import Member
 from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.verification.verify import Verification
@@ -31,8 +32,8 @@ from keras_tfm.version import __version__
 
 _log = logging.getLogger(__name__)
 
-# Rewrites a converted file.
-Pass = Callable[[bytes], bytes]
+# Rewrites a converted file, as objects.
+Pass = Callable[[ModelT], None]
 # The name of the model of a file that has only one.
 ONLY = ""
 
@@ -67,24 +68,21 @@ class Converted:
     """A converted file, and what is written to its metadata.
 
     Attributes:
-        content: the bytes, without metadata.
+        model: the file as objects, without metadata.
         manifest: the manifest.
         entries: the bytes of tokenizers, by metadata entry.
         names: for each signature, the name of each parameter's input. TensorFlow's parameters must
             be identifiers; in the file each input gets its own name back.
     """
 
-    content: bytes
+    model: ModelT
     manifest: Manifest
     entries: dict[str, bytes]
     names: dict[str, dict[str, str]]
 
-    def to_bytes(self) -> bytes:
-        """The file with its metadata."""
-        has_adapters = self.manifest.adapters is not None
-        return flatbuffer.add_manifest(
-            self.content, self.manifest, self.entries, self.names, has_adapters
-        )
+    def save(self, path: Path) -> None:
+        """Writes the file with its metadata."""
+        flatbuffer.save(path, self.model, self.manifest, self.entries, self.names)
 
 
 def passes_of(members: Iterable[Member]) -> list[Pass]:
@@ -92,9 +90,9 @@ def passes_of(members: Iterable[Member]) -> list[Pass]:
     requests = [member.request for member in members]
     passes: list[Pass] = []
     if any(request.accelerator == "gpu" for request in requests):
-        passes.append(for_gpu)
+        passes.append(rewrite_for_gpu)
     if any(request.cache == "int8" for request in requests):
-        passes.append(with_int8_operators)
+        passes.append(use_int8_operators)
     return passes
 
 
@@ -120,10 +118,14 @@ def convert_members(
     signatures = [signature for member in members.values() for signature in member.signatures]
     with nullcontext() if adapters is None else adapters.tracing():
         content = convert(quantization.model, signatures, quantization, custom_operators)
+    model = flatbuffer.read(content)
     for rewrite in passes:
-        content = rewrite(content)
-    schema = import_litert("schema_py_generated")
-    graphs = read_graphs(schema, schema.Model.GetRootAsModel(content, 0))
+        rewrite(model)
+    schema, tables = import_litert("schema_py_generated"), flatbuffer.tables(model)
+    graphs = read_graphs(schema, schema.Model.GetRootAsModel(tables, 0))
+    places = None if adapters is None else adapters.find(model)
+    if places is not None:
+        clear(model, places)
     caches = {member.request.cache for member in members.values()}
     models, entries, options = _describe(members)
     own = models.get(ONLY, FileMember(model=None))
@@ -138,7 +140,7 @@ def convert_members(
         signatures={
             x.name: x.manifest(graphs[x.name].outputs) for x in signatures if not x.is_of_text
         },
-        layers=layer_sizes(content, quantization.model),
+        layers=layer_sizes(tables, quantization.model),
         model=own.model,
         models={name: x for name, x in models.items() if name != ONLY},
         tokenizers=own.tokenizers,
@@ -146,10 +148,10 @@ def convert_members(
         images=own.images,
         labels=own.labels,
         chat_template=chat_template,
-        adapters=None if adapters is None else adapters.find(content),
+        adapters=places,
     )
     names = {x.name: {new: old for old, new in x.parameters.items()} for x in signatures}
-    return Converted(content, manifest, entries, names)
+    return Converted(model, manifest, entries, names)
 
 
 def _describe(
@@ -188,10 +190,9 @@ def _describe(
 def write_file(
     path: Path,
     overwrite: bool,
-    content: bytes,
-    manifest: Manifest,
+    converted: Converted,
     *,
-    package: Callable[[Path], Path],
+    package: Callable[[Path], Path] | None = None,
     verify: Callable[[Path, Path], Verification] | None,
     custom_operators: bool = False,
     dequantized: Iterable[str] = (),
@@ -201,18 +202,23 @@ def write_file(
     Args:
         path: where to write it.
         overwrite: bool, whether to replace a file that is not an earlier export.
-        content, manifest: what the report describes.
-        package: writes the file to a temporary folder, and returns its path.
-        verify: function of that path and folder that compares the file with its model, and raises
-            if it differs. None: the file is not verified.
+        converted: `Converted`, the .tflite file.
+        package: function of the path of that file, in a temporary folder; it writes a file with
+            this one in it to the same folder, and returns its path. None: the .tflite file itself.
+        verify: function of the new file's path and the folder that compares the file with its
+            model, and raises if it differs. None: the file is not verified.
         custom_operators: bool, whether the file may have operators that LiteRT lacks; a file with
             such operators is not verified.
         dequantized: the names of models that Keras had rounded.
     """
-    _log.info("counting operators")
-    report = Report(**inspection_fields(path, content, manifest), dequantized=[*dequantized])
     with atomic_files.temporary_folder(atomic_files.real(path).parent) as folder:
-        new = package(folder)
+        inside = folder / "model.tflite"
+        _log.info("writing")
+        converted.save(inside)
+        _log.info("counting operators")
+        fields = inspection_fields(path, inside, converted.manifest)
+        report = Report(**fields, dequantized=[*dequantized])
+        new = inside if package is None else package(inside)
         report.bytes = new.stat().st_size
         if verify is not None and not (custom_operators and report.custom_operators):
             report.verification = verify(new, folder)

@@ -7,7 +7,6 @@ from typing import Any, Unpack
 
 import keras
 
-from keras_tfm import atomic_files
 from keras_tfm.export import files
 from keras_tfm.export.graph.adapters import Placeholders, save_adapter, with_effect
 from keras_tfm.export.graph.conversion import ModelGroup, exportable
@@ -212,11 +211,6 @@ def export_tflite(
         adapters=adapters,
         chat_template=chat_template,
     )
-    content = converted.to_bytes()
-
-    def package(folder: Path) -> Path:
-        atomic_files.write(folder / "new", content)
-        return folder / "new"
 
     def compare(new: Path, folder: Path) -> Verification:
         rows: Any = verify_inputs
@@ -240,9 +234,7 @@ def export_tflite(
     return write_file(
         path,
         overwrite,
-        content,
-        converted.manifest,
-        package=package,
+        converted,
         verify=compare if verify else None,
         custom_operators=custom_operators,
         dequantized=quantized_models(named),

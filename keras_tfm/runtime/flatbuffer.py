@@ -1,29 +1,40 @@
 """Reads and writes a .tflite file as objects: weights, the operators that use them, metadata."""
 
 import hashlib
+import io
+import itertools
 import json
+import mmap
+import os
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from keras_tfm.runtime import adapters
 from keras_tfm.runtime.litert_internals import Table, field_position
 from keras_tfm.runtime.manifest.manifest import Manifest
 from keras_tfm.runtime.manifest.storage import IDENTIFIER, METADATA_NAME, NO_CHECKSUM, import_litert
 
-# Vectors of more bytes are not deduplicated.
+# Equal vectors and constants of up to this many bytes are stored once.
 _LONG = 1 << 20
+# `without_weights` replaces constants of more bytes. Sizes, axes and scalars have fewer.
+_SMALL = 1 << 16
 # The largest size of the constants in a flatbuffer, in bytes: 2 GiB less 256 MiB for the graphs.
 _LARGEST = (1 << 31) - (1 << 28)
 _ALIGNMENT = 16
-# The number of the field `offset` of Buffer in LiteRT's schema.fbs.
-_OFFSET = 1
+# The numbers of the fields of Buffer in LiteRT's schema.fbs.
+_DATA, _OFFSET = 0, 1
+# In the place of a constant that follows the packed tables.
+_PLACEHOLDER = np.zeros(1, np.uint8)
 # The metadata entry by which the converter marks a file with constants behind the flatbuffer.
 _BUFFER_LOCATION, _OUTSIDE = b"buffer_location", b"outside flatbuffers"
+
+Content = bytes | bytearray | memoryview | mmap.mmap
 
 # The weight input of each operator that quantization presets apply to.
 WEIGHT_INPUT = {
@@ -46,76 +57,271 @@ class WeightUse(NamedTuple):
     tensor: Table
 
 
-def read(content: bytes) -> Table:
-    """The file as mutable objects of the schema, for `write`."""
+class LazyBytes:
+    """The bytes of a constant, computed in chunks whenever they are read.
+
+    The data of a buffer, in the place of an array: a weight that is quantized while the file is
+    written is never in memory as a whole.
+
+    Args:
+        nbytes: int, their number.
+        chunks: function that returns arrays or bytes, `nbytes` bytes in all.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.runtime.flatbuffer import LazyBytes
+    >>> lazy = LazyBytes(6, lambda: (np.full(1, x, "int16") for x in (1, 2, 3)))
+    >>> len(lazy), np.asarray(lazy).view("int16").tolist()
+    (6, [1, 2, 3])
+    """
+
+    def __init__(
+        self, nbytes: int, chunks: Callable[[], Iterable[np.ndarray | bytes | memoryview]]
+    ):
+        self.nbytes, self._chunks = nbytes, chunks
+
+    def __len__(self) -> int:
+        """Their number."""
+        return self.nbytes
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The bytes, in chunks.
+
+        Raises:
+            ValueError: there are not `nbytes` bytes.
+        """
+        count = 0
+        for chunk in self._chunks():
+            if isinstance(chunk, np.ndarray):
+                chunk = _raw(chunk).data
+            view = memoryview(chunk).cast("B")
+            count += len(view)
+            yield view
+        if count != self.nbytes:
+            raise ValueError(f"expected a constant of {self.nbytes} bytes, got {count}")
+
+    def __bytes__(self) -> bytes:
+        """All bytes."""
+        return b"".join(self.chunks())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """All bytes as an array of uint8."""
+        return np.frombuffer(bytes(self), np.uint8).astype(dtype or np.uint8, copy=False)
+
+
+class _Constant(NamedTuple):
+    """A constant that follows the packed tables: its offset in the file, and what is there."""
+
+    number: int
+    start: int
+    data: Any
+
+
+def read(content: Content) -> Table:
+    """The file as mutable objects of the schema, for `write` and `save`.
+
+    The data of its buffers are views of `content`.
+    """
     schema = import_litert("schema_py_generated")
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
     for buffer in model.buffers:
         if buffer.offset > 1:  # behind the flatbuffer, as the converter writes files over 2 GB
-            buffer.data = _behind(content, buffer.offset, buffer.size)
+            buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
             buffer.offset = buffer.size = 0
     for graph in model.subgraphs:
         for operator in graph.operators:
             if operator.largeCustomOptionsOffset > 1:
-                operator.customOptions = _behind(
-                    content, operator.largeCustomOptionsOffset, operator.largeCustomOptionsSize
-                )
+                start, size = operator.largeCustomOptionsOffset, operator.largeCustomOptionsSize
+                operator.customOptions = np.frombuffer(content, np.uint8, size, start)
                 operator.largeCustomOptionsOffset = operator.largeCustomOptionsSize = 0
     model.metadata = [x for x in model.metadata or [] if x.name != _BUFFER_LOCATION]
     return model
 
 
-def _behind(content: bytes, start: int, size: int) -> np.ndarray:
-    return np.frombuffer(content, np.uint8, size, start)
+def write(
+    model: Table,
+    manifest: Manifest | None = None,
+    entries: Mapping[str, bytes] | None = None,
+    arguments: Mapping[str, Mapping[str, str]] | None = None,
+) -> bytes:
+    """The bytes of the file that `save` writes."""
+    file = io.BytesIO()
+    _write(file, model, manifest, entries or {}, arguments or {})
+    return file.getvalue()
 
 
-def write(model: Table, separate: Collection[int] = ()) -> bytes:
-    """The bytes of a file from `read`; equal names and small vectors are stored once.
+def save(
+    path: Path,
+    model: Table,
+    manifest: Manifest | None = None,
+    entries: Mapping[str, bytes] | None = None,
+    arguments: Mapping[str, Mapping[str, str]] | None = None,
+) -> None:
+    """Writes a file from `read`, one constant at a time, and flushes it to disk.
 
-    `separate`: the indices of buffers that share their bytes with no other, even if equal.
-
-    Every signature lists all weights again, with their names and, in int8, one scale and zero point
-    per row: without this, a tenth of a file with three signatures.
+    Equal names and small vectors are stored once: every signature lists all weights again, with
+    their names and, in int8, one scale and zero point per row. That is a tenth of a file with three
+    signatures. Large constants and `LazyBytes` are stored once for each object.
 
     A flatbuffer holds at most 2 GB. In a larger file, it holds only graphs and metadata; the
     constants follow it, each at the `offset` of its buffer.
+
+    Args:
+        path: the file, which does not exist yet. After an error there is none.
+        model: the file as objects; it stays as it is.
+        manifest: `Manifest`, written to the metadata with the checksum of all other bytes; None:
+            no manifest is added.
+        entries: further metadata by name.
+        arguments: new names of the arguments of signatures, by signature and current name.
+
+    Raises:
+        OSError: such as that of a full disk.
     """
-    sizes = [0 if buffer.data is None else len(buffer.data) for buffer in model.buffers]
-    if sum(sizes) <= _LARGEST:
-        return _pack(model, separate)
+    with path.open("xb") as file:
+        try:
+            _write(file, model, manifest, entries or {}, arguments or {})
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException as error:
+            path.unlink()
+            if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+                raise OSError(error.errno, error.strerror, str(path)) from None
+            raise
+
+
+def without_weights(model: Table) -> bytes:
+    """The bytes of a file whose large constants are other numbers, which share one place.
+
+    For what depends on the graphs alone: LiteRT loads it, and it is about as large as one weight.
+    """
     schema = import_litert("schema_py_generated")
-    inside = {0, *(entry.buffer for entry in model.metadata or [])}
-    behind = [number for number, size in enumerate(sizes) if size and number not in inside]
-    constants = [np.asarray(model.buffers[number].data, np.uint8) for number in behind]
-    for number in behind:
-        # 0 and 1 mean that a buffer is inside.
-        buffer = model.buffers[number]
-        buffer.data, buffer.offset, buffer.size = None, 2, sizes[number]
-    metadata, count = model.metadata, len(model.buffers)
-    model.metadata = [*(metadata or []), _entry(model, _BUFFER_LOCATION, _OUTSIDE)]
-    packed = bytearray(_pack(model))
-    # As it was: the model may be written again.
-    model.metadata, model.buffers = metadata, model.buffers[:count]
-    for number, constant in zip(behind, constants, strict=True):
-        buffer = model.buffers[number]
-        buffer.data, buffer.offset, buffer.size = constant, 0, 0
-    table = schema.Model.GetRootAsModel(packed, 0)
-    parts: list[bytes | bytearray | memoryview] = [packed]
-    end = len(packed)
-    for number, constant in zip(behind, constants, strict=True):
-        padding = -end % _ALIGNMENT
+    metadata = {entry.buffer for entry in model.metadata or []}
+    large = {
+        number: buffer.data
+        for number, buffer in enumerate(model.buffers)
+        if buffer.data is not None and len(buffer.data) > _SMALL and number not in metadata
+    }
+    if not large:
+        return write(model)
+    try:
+        for number, data in large.items():
+            buffer = model.buffers[number]
+            buffer.data, buffer.offset, buffer.size = None, 2, len(data)
+        content = bytearray(write(model))
+    finally:
+        for number, data in large.items():
+            buffer = model.buffers[number]
+            buffer.data, buffer.offset, buffer.size = data, 0, 0
+    content += bytes(-len(content) % _ALIGNMENT)
+    table = schema.Model.GetRootAsModel(content, 0)
+    for number in large:
         place = field_position(table.Buffers(number), _OFFSET)
-        struct.pack_into("<Q", packed, place, end + padding)
-        parts += [bytes(padding), constant.data]
-        end += padding + len(constant)
-    return b"".join(parts)
+        struct.pack_into("<Q", content, place, len(content))
+    file, size = io.BytesIO(), len(content) + max(map(len, large.values()))
+    file.write(content)
+    # XNNPACK wants positive scales; in float16 these are 1.
+    chunk = np.full(1 << 19, 1.0, "float16").tobytes()
+    while file.tell() < size:
+        file.write(chunk[: size - file.tell()])
+    return file.getvalue()
 
 
-def _pack(model: Table, separate: Collection[int] = ()) -> bytes:
+def tables(model: Table) -> bytes:
+    """The file without the bytes of its constants, of which each buffer has the size."""
+    return bytes(_lay_out(model, 0)[0])
+
+
+def _write(
+    file: IO[bytes],
+    model: Table,
+    manifest: Manifest | None,
+    entries: Mapping[str, bytes],
+    arguments: Mapping[str, Mapping[str, str]],
+) -> None:
+    added = {name.encode(): data for name, data in entries.items()}
+    if manifest is not None:
+        unsigned = replace(manifest, sha256=NO_CHECKSUM).to_json()
+        added[METADATA_NAME] = json.dumps(unsigned, ensure_ascii=True).encode()
+    with _rename(model, arguments), _add_metadata(model, added):
+        packed, constants = _lay_out(model, _LARGEST)
+        digest, end = hashlib.sha256(), 0
+        for _, start, data in [_Constant(-1, 0, packed), *constants]:
+            for chunk in itertools.chain([bytes(start - end)], _chunks(data)):
+                digest.update(chunk)
+                file.write(chunk)
+            end = start + len(data)
+        if manifest is not None:
+            # The manifest is the last buffer that was added.
+            last = len(model.buffers) - 1
+            raw = added[METADATA_NAME].replace(NO_CHECKSUM.encode(), digest.hexdigest().encode())
+            file.seek(next(x.start for x in constants if x.number == last))
+            file.write(raw)
+
+
+def _chunks(data: Any) -> Iterable[Any]:
+    if isinstance(data, LazyBytes):
+        return data.chunks()
+    if isinstance(data, bytes | bytearray):
+        return [data]
+    return [np.ascontiguousarray(data, np.uint8).data]
+
+
+def _lay_out(model: Table, largest: int) -> tuple[bytearray, list[_Constant]]:
+    """The packed tables of a file, and the constants that follow them.
+
+    Up to `largest` bytes, the constants are part of the flatbuffer: vectors, which tables may refer
+    to wherever they are. More are behind it.
+    """
+    schema = import_litert("schema_py_generated")
+    datas = [buffer.data for buffer in model.buffers]
+    sizes = [0 if data is None else len(data) for data in datas]
+    is_inside = sum(sizes) <= largest
+    metadata = {entry.buffer for entry in model.metadata or []}
+    # Metadata first: the offsets of vectors have 32 bits.
+    numbers = sorted((x for x, size in enumerate(sizes) if size), key=lambda x: x not in metadata)
+    behind = set() if is_inside else {*numbers} - metadata
+    try:
+        for number in numbers:
+            buffer = model.buffers[number]
+            if number in behind:  # the offsets 0 and 1 mean that a buffer is inside
+                buffer.data, buffer.offset, buffer.size = None, 2, sizes[number]
+            else:
+                buffer.data = _PLACEHOLDER
+        with _add_metadata(model, {} if is_inside else {_BUFFER_LOCATION: _OUTSIDE}):
+            packed = _pack(model)
+    finally:
+        for number in numbers:
+            buffer = model.buffers[number]
+            buffer.data, buffer.offset, buffer.size = datas[number], 0, 0
+    table = schema.Model.GetRootAsModel(packed, 0)
+    constants: list[_Constant] = []
+    starts: dict[object, int] = {}
+    end = len(packed)
+    for number in numbers:
+        data, size = datas[number], sizes[number]
+        key: object = id(data)
+        if is_inside and size <= _LONG and not isinstance(data, LazyBytes):
+            key = hashlib.sha256(bytes(data)).digest()
+        # In a flatbuffer, the length of a vector precedes it.
+        length = b"" if number in behind else struct.pack("<I", size)
+        if (start := starts.get(key)) is None:
+            start = end + len(length) + -(end + len(length)) % _ALIGNMENT
+            starts[key], end = start, start + size
+            constants += [_Constant(-1, start - 4, length)] if length else []
+            constants.append(_Constant(number, start, data))
+        if number in behind:
+            place = field_position(table.Buffers(number), _OFFSET)
+            struct.pack_into("<Q", packed, place, start)
+        else:  # the distance of the vector from the field
+            place = field_position(table.Buffers(number), _DATA)
+            struct.pack_into("<I", packed, place, start - 4 - place)
+    return packed, constants
+
+
+def _pack(model: Table) -> bytearray:
     """The bytes of one flatbuffer."""
     import flatbuffers
-
-    alone = {id(model.buffers[number].data) for number in separate}
 
     class Builder(flatbuffers.Builder):
         def __init__(self) -> None:
@@ -128,8 +334,7 @@ def _pack(model: Table, separate: Collection[int] = ()) -> bytes:
             return self.written[s]
 
         def CreateNumpyVector(self, x: np.ndarray) -> int:
-            # A long vector is a weight: a dictionary would keep it in memory.
-            if x.nbytes > _LONG or id(x) in alone:
+            if x.nbytes > _LONG:  # a dictionary would keep it in memory
                 return super().CreateNumpyVector(x)
             key = (x.dtype.str, x.tobytes())
             if key not in self.written:
@@ -138,54 +343,42 @@ def _pack(model: Table, separate: Collection[int] = ()) -> bytes:
 
     builder = Builder()
     builder.Finish(model.Pack(builder), file_identifier=IDENTIFIER)
-    return bytes(builder.Output())
+    return bytearray(builder.Output())
 
 
-def add_manifest(
-    content: bytes,
-    manifest: Manifest,
-    entries: Mapping[str, bytes] | None = None,
-    arguments: Mapping[str, Mapping[str, str]] | None = None,
-    without_adapters: bool = False,
-) -> bytes:
-    """The .tflite file `content` with `manifest` and a checksum in its metadata.
-
-    Args:
-        content: the bytes of the file.
-        manifest: the manifest; its checksum is computed. The buffers of its separate adapters share
-            their bytes with no other.
-        entries: further metadata by name; the checksum covers them, too.
-        arguments: new names of the arguments of signatures, by signature and current name.
-        without_adapters: bool, whether the constants of separate adapters become zeros.
-    """
-    raw = json.dumps(replace(manifest, sha256=NO_CHECKSUM).to_json(), ensure_ascii=True).encode()
-    model = read(content)
-    for signature in model.signatureDefs or []:
-        names = (arguments or {}).get(signature.signatureKey.decode(), {})
-        for argument in signature.inputs:
-            argument.name = names.get(argument.name.decode(), argument.name)
-    for name, data in {**(entries or {}), METADATA_NAME.decode(): raw}.items():
-        model.metadata.append(_entry(model, name, data))
-    layers = {} if manifest.adapters is None else manifest.adapters.layers
-    unsigned = write(model, [number for x in layers.values() for number in (*x.a, *x.b)])
-    if without_adapters:
-        constants = bytearray(unsigned)
-        adapters.write_constants(constants, layers, None)
-        unsigned = bytes(constants)
-    digest = hashlib.sha256(unsigned).hexdigest()
-    start = unsigned.index(raw)
-    signed = raw.replace(NO_CHECKSUM.encode(), digest.encode())
-    return b"".join([unsigned[:start], signed, unsigned[start + len(raw) :]])
-
-
-def _entry(model: Table, name: str | bytes, data: bytes) -> Table:
-    """A new metadata entry, whose buffer is added to the model."""
+@contextmanager
+def _add_metadata(model: Table, added: Mapping[bytes, bytes]) -> Iterator[None]:
+    """Adds metadata entries with their buffers, while the file is written."""
     schema = import_litert("schema_py_generated")
-    entry, buffer = schema.MetadataT(), schema.BufferT()
-    entry.name, entry.buffer = name, len(model.buffers)
-    buffer.data = np.frombuffer(data, np.uint8)
-    model.buffers.append(buffer)
-    return entry
+    metadata, count = model.metadata, len(model.buffers)
+    model.metadata = list(metadata or [])
+    for name, data in added.items():
+        entry, buffer = schema.MetadataT(), schema.BufferT()
+        entry.name, entry.buffer = name, len(model.buffers)
+        buffer.data = np.frombuffer(data, np.uint8)
+        model.buffers.append(buffer)
+        model.metadata.append(entry)
+    try:
+        yield
+    finally:
+        model.metadata = metadata
+        del model.buffers[count:]
+
+
+@contextmanager
+def _rename(model: Table, arguments: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
+    """Renames arguments of signatures while the file is written."""
+    renamed = []
+    for signature in model.signatureDefs or []:
+        names = arguments.get(signature.signatureKey.decode(), {})
+        for argument in signature.inputs:
+            renamed.append((argument, argument.name))
+            argument.name = names.get(argument.name.decode(), argument.name)
+    try:
+        yield
+    finally:
+        for argument, name in renamed:
+            argument.name = name
 
 
 def weight_uses(model: Table) -> Iterator[WeightUse]:
@@ -268,8 +461,8 @@ def store_half(model: Table, buffers: Collection[int]) -> None:
     """
     schema = import_litert("schema_py_generated")
     for buffer in buffers:
-        data = np.frombuffer(bytes(model.buffers[buffer].data), "float32").astype("float16")
-        model.buffers[buffer].data = _raw(data)
+        data = np.asarray(model.buffers[buffer].data, np.uint8).view("float32")
+        model.buffers[buffer].data = _raw(data.astype("float16"))
     code = operator_code(model, schema.BuiltinOperator.DEQUANTIZE, version=3)
     for graph in model.subgraphs:
         dequantizers = []
@@ -365,8 +558,10 @@ def is_operator(model: Table, operator: Table, name: str) -> bool:
 
 
 def _array(model: Table, tensor: Table, dtype: str) -> np.ndarray:
-    return np.frombuffer(bytes(model.buffers[tensor.buffer].data), dtype).reshape(tensor.shape)
+    data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
+    return data.view(dtype).reshape(tensor.shape)
 
 
 def _raw(values: np.ndarray) -> np.ndarray:
-    return np.frombuffer(values.tobytes(), "uint8")
+    """The bytes of an array, which shares its memory if it is contiguous."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)

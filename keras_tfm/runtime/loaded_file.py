@@ -64,7 +64,7 @@ class LoadedFile:
         self._adapter = None
         if adapter is not None:
             self._adapter = adapters.read(adapter, self.path, self.manifest.adapters)
-        source = self.source
+        source = storage.loadable(self.source)
         if self._adapter is not None:
             source = self.content()
             both = self.checksum + self._adapter.checksum

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_tfm import atomic_files, runtime
 from keras_tfm.export import export_saved_model, export_tflite
+from keras_tfm.runtime import flatbuffer
 
 ROOT = Path(__file__).parents[2]
 MODEL = b"a trained model"
@@ -119,13 +120,13 @@ def test_what_is_not_a_regular_file_is_refused(tmp_path, kind, overwrite):
 
 
 def test_a_file_that_appears_during_the_export_is_kept(tmp_path, monkeypatch):
-    path, write = tmp_path / "model.tflite", atomic_files.write
+    path, save = tmp_path / "model.tflite", flatbuffer.save
 
-    def and_another(new, content):
-        write(new, content)
+    def and_another(*arguments):
+        save(*arguments)
         path.write_bytes(MODEL)
 
-    monkeypatch.setattr(atomic_files, "write", and_another)
+    monkeypatch.setattr(flatbuffer, "save", and_another)
     with pytest.raises(FileExistsError):
         export(path)
     assert path.read_bytes() == MODEL

@@ -10,14 +10,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from gpu_graphs import REWRITTEN, converted, numbers
+from gpu_graphs import REWRITTEN, converted, for_gpu, numbers
 from keras_weights import randomize
 from small_exports import small
 from small_models import SOURCES, START, decoder_only
 
 from keras_tfm import cli, layers, models, runtime
 from keras_tfm.export import export_tflite
-from keras_tfm.export.graph.gpu_graph import for_gpu
 from keras_tfm.runtime.inspection.gpu_support import OPERATORS, check, check_file
 
 # Float32 rounds at 6e-8; the same sums in another order, through some layers.

@@ -17,13 +17,12 @@ import keras
 import numpy as np
 import pytest
 from families import small_model
-from gpu_graphs import REWRITTEN, TAKEN, converted
+from gpu_graphs import REWRITTEN, TAKEN, converted, for_gpu
 from keras_weights import randomize
 
 import keras_tfm
 from keras_tfm import layers, models
 from keras_tfm.export import VerificationError, check_in_float16, export_tflite
-from keras_tfm.export.graph.gpu_graph import for_gpu
 from keras_tfm.export.verification import on_gpu as gpu_verification
 from keras_tfm.export.verification.on_gpu import GpuCheck, check_on_gpu
 from keras_tfm.runtime.inspection.gpu_support import check_file

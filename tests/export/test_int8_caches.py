@@ -243,7 +243,7 @@ def damaged(path, change):
         change(graph, model)
     model.metadata = []
     new = new_path()
-    new.write_bytes(flatbuffer.add_manifest(flatbuffer.write(model), file.file.manifest))
+    new.write_bytes(flatbuffer.write(model, file.file.manifest))
     return new
 
 

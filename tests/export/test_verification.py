@@ -212,7 +212,7 @@ def tampered(report, graphs):
             changed.add(graph.name.decode())
     assert changed == set(graphs)
     path = new_path()
-    path.write_bytes(flatbuffer.add_manifest(flatbuffer.write(model), manifest))
+    path.write_bytes(flatbuffer.write(model, manifest))
     return path
 
 

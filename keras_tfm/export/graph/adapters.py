@@ -1,5 +1,6 @@
 """LoRA adapters beside one base file: `save_adapter`, and what `export_tflite` needs for them."""
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -143,9 +144,8 @@ class Placeholders:
         with _assign(self._layers, self.kernels), separate_adapters():
             yield
 
-    def find(self, content: bytes) -> Adapters:
-        """Where the converted file `content` has its adapters, for the manifest."""
-        model = flatbuffer.read(content)
+    def find(self, model: ModelT) -> Adapters:
+        """Where a converted file has its adapters, for the manifest."""
         found = exact_buffers(flatbuffer.float_weights(model), self.kernels)
         _check_products(model, {number for numbers in found.values() for number in numbers})
         layers = {}
@@ -155,6 +155,19 @@ class Placeholders:
             width = self.kernels[b].shape[1]
             layers[path] = AdaptedLayer(depth=depth, width=width, rank=rank, a=found[a], b=found[b])
         return Adapters(base=fingerprint(self._model), layers=layers)
+
+
+def clear(model: ModelT, places: Adapters) -> None:
+    """Makes the adapters in a file zeros, which share their bytes with no other constant."""
+    for layer in places.layers.values():
+        for number in (*layer.a, *layer.b):
+            size = len(model.buffers[number].data)
+            zeros = functools.partial(_zeros, size)
+            model.buffers[number].data = flatbuffer.LazyBytes(size, zeros)
+
+
+def _zeros(size: int) -> list[bytes]:
+    return [bytes(size)]
 
 
 @contextmanager

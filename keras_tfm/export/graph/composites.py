@@ -16,14 +16,8 @@ from keras_tfm.runtime.manifest.storage import import_litert
 _NAME = b"odml.rms_norm"
 
 
-def with_rms_norms(content: bytes) -> bytes:
-    """The .tflite file `content`, with a composite for each RMS normalization."""
-    model = flatbuffer.read(content)
-    return flatbuffer.write(model) if mark_rms_norms(model) else content
-
-
-def mark_rms_norms(model: ModelT) -> bool:
-    """Replaces RMS normalizations by composites, and says whether there are any.
+def mark_rms_norms(model: ModelT) -> None:
+    """Replaces RMS normalizations by composites.
 
     y = x / sqrt(mean(x^2) + epsilon) * gamma over the last axis, with a constant gamma. The
     operators become a graph of their own, one for all normalizations of equal shape and epsilon,
@@ -35,7 +29,6 @@ def mark_rms_norms(model: ModelT) -> bool:
     inside: dict[tuple[object, ...], int] = {}
     for graph in list(model.subgraphs):
         _Marker(model, graph, inside).mark()
-    return bool(inside)
 
 
 class _Marker:

@@ -18,7 +18,6 @@ from keras_tfm.export.graph.gpu_splits import SplitReplacer
 from keras_tfm.export.graph.gpu_weights import WeightRewriter
 from keras_tfm.export.graph.graph_editor import GraphEditor
 from keras_tfm.export.graph.schema import ModelT, OperatorT
-from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection import gpu_support
 from keras_tfm.runtime.manifest.storage import import_litert
 
@@ -27,9 +26,11 @@ _LEAST_AXES = 3
 _MOST_AXES = 4
 
 
-def for_gpu(content: bytes) -> bytes:
-    """The .tflite file `content` with operators that the GPU delegate takes."""
-    model = flatbuffer.read(content)
+def rewrite_for_gpu(model: ModelT) -> None:
+    """Gives a file operators that the GPU delegate takes.
+
+    `model`: a file from `flatbuffer.read`.
+    """
     bound_norms(model)
     tables: dict[int, int] = {}
     for graph in model.subgraphs:
@@ -45,7 +46,6 @@ def for_gpu(content: bytes) -> bytes:
         kind = kinds[max(code.builtinCode, code.deprecatedBuiltinCode)]
         # Raised by tensors of more axes, or of another type; a CPU computes all versions alike.
         code.version = min(code.version, gpu_support.VERSIONS.get(kind, code.version))
-    return flatbuffer.write(model)
 
 
 def _drop_replaced(model: ModelT, tables: dict[int, int]) -> None:

@@ -11,16 +11,14 @@ from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest.storage import import_litert
 
 
-def with_int8_operators(content: bytes) -> bytes:
-    """The .tflite file `content` with QUANTIZE and DEQUANTIZE in the place of its casts.
+def use_int8_operators(model: ModelT) -> None:
+    """Replaces the casts of a file by QUANTIZE and DEQUANTIZE.
 
     Args:
-        content: the bytes of a file whose int8 tensors without scales are KV caches.
+        model: a file from `flatbuffer.read`, whose int8 tensors without scales are KV caches.
     """
-    model = flatbuffer.read(content)
     for graph in model.subgraphs:
         _rewrite(model, graph)
-    return flatbuffer.write(model)
 
 
 def _rewrite(model: ModelT, graph: SubGraphT) -> None:

@@ -7,9 +7,8 @@ from typing import TypedDict, Unpack
 
 import keras
 
-from keras_tfm import atomic_files
 from keras_tfm.export import files
-from keras_tfm.export.graph.composites import with_rms_norms
+from keras_tfm.export.graph.composites import mark_rms_norms
 from keras_tfm.export.graph.conversion import exportable
 from keras_tfm.export.litertlm.package import (
     Chat,
@@ -232,12 +231,11 @@ def export_litertlm(
     if chat_template is not None:
         chat = chat_of(chat_template, reader, start_id, request.end_ids)
     member = Member(model, request, litertlm_signatures(request))
-    converted = convert_members({ONLY: member}, quantized, [with_rms_norms])
+    converted = convert_members({ONLY: member}, quantized, [mark_rms_norms])
     packed = _with_tokens(converted, request.target)
 
-    def package(folder: Path) -> Path:
-        model_path, new = folder / "model.tflite", folder / "new.litertlm"
-        atomic_files.write(model_path, packed.to_bytes())
+    def package(model_path: Path) -> Path:
+        new = model_path.with_name("new.litertlm")
         write_package(
             new,
             model_path,
@@ -252,8 +250,8 @@ def export_litertlm(
 
     def compare(new: Path, folder: Path) -> Verification:
         # With the model's names of inputs, as `verify` expects them.
-        model_path = folder / "model.tflite"
-        model_path.write_bytes(converted.to_bytes())
+        model_path = folder / "verified.tflite"
+        converted.save(model_path)
         return verify_litertlm(
             model, new, model_path, request, reader, chat, generation.get("tolerance")
         )
@@ -261,8 +259,7 @@ def export_litertlm(
     return write_file(
         path,
         overwrite,
-        packed.content,
-        packed.manifest,
+        packed,
         package=package,
         verify=compare if verify else None,
         dequantized=quantized_models({given.name: given}),

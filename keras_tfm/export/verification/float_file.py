@@ -58,7 +58,7 @@ class FloatFile:
             manifest = replace(manifest, signatures=_in_float(manifest.signatures))
             if self._dither is None:
                 manifest = replace(manifest, cache="float32")
-        return flatbuffer.add_manifest(flatbuffer.write(self._model), manifest)
+        return flatbuffer.write(self._model, manifest)
 
     def _read(self) -> None:
         """Fills `stored`. Tensors that share a buffer but not their scales get separate buffers.

@@ -361,7 +361,7 @@ def _allow_last_bits(comparison: Comparisons, content: bytes, checks: list[Check
         flatbuffer.store_float(model, buffer, changed.astype("float32"))
     with temporary_folder() as folder:
         path = folder / "last-bits.tflite"
-        path.write_bytes(flatbuffer.add_manifest(flatbuffer.write(model), comparison.file.manifest))
+        path.write_bytes(flatbuffer.write(model, comparison.file.manifest))
         other = Comparisons(
             comparison.outputs, LoadedFile(path), comparison.inputs, comparison.strategy
         )

@@ -1,6 +1,6 @@
 """The content of a .tflite file: signatures, sizes, operators and XNNPACK partitions."""
 
-import struct
+import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,10 +9,12 @@ from types import ModuleType
 
 import numpy as np
 
-from keras_tfm.runtime import litert_internals
+from keras_tfm.runtime import flatbuffer, litert_internals
+from keras_tfm.runtime.flatbuffer import Content
+from keras_tfm.runtime.litert_internals import Table
 from keras_tfm.runtime.manifest.manifest import Decode, Encode, Input, Manifest, Prefill, Tensor
 from keras_tfm.runtime.manifest.records import Json
-from keras_tfm.runtime.manifest.storage import File, import_litert, read, read_content, source_of
+from keras_tfm.runtime.manifest.storage import File, import_litert, map_content, read, source_of
 
 
 @dataclass
@@ -150,13 +152,14 @@ def inspect_file(path: File) -> Inspection:
     """
     source, name = source_of(path)
     manifest = read(source, name)
-    return Inspection(**inspection_fields(name, read_content(source), manifest))
+    return Inspection(**inspection_fields(name, source, manifest))
 
 
-def inspection_fields(path: str | Path, content: bytes, manifest: Manifest) -> Json:
-    """The fields of an `Inspection` of a file whose bytes are `content`."""
+def inspection_fields(name: str | Path, source: Path | bytes, manifest: Manifest) -> Json:
+    """The fields of an `Inspection` of a file, given as a path or bytes; `name` is shown."""
+    content = map_content(source)
     return {
-        "path": str(path),
+        "path": str(name),
         "bytes": len(content),
         "manifest": manifest.to_json(),
         "subgraphs": inspect_subgraphs(content),
@@ -165,7 +168,7 @@ def inspection_fields(path: str | Path, content: bytes, manifest: Manifest) -> J
     }
 
 
-def inspect_subgraphs(content: bytes) -> list[Subgraph]:
+def inspect_subgraphs(content: Content) -> list[Subgraph]:
     """The subgraphs of a .tflite file, each delegated to XNNPACK separately."""
     schema = import_litert("schema_py_generated")
     names = {
@@ -173,31 +176,30 @@ def inspect_subgraphs(content: bytes) -> list[Subgraph]:
         for name, code in vars(schema.BuiltinOperator).items()
         if not name.startswith("_")
     }
-    model = schema.Model.GetRootAsModel(content, 0)
-    operator_names = []
-    for i in range(model.OperatorCodesLength()):
-        code = model.OperatorCodes(i)
-        custom = code.CustomCode()
-        builtin = names[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
-        operator_names.append(builtin if custom is None else custom.decode())
-
+    model = flatbuffer.read(content)
+    operator_names = [
+        names[max(code.builtinCode, code.deprecatedBuiltinCode)]
+        if code.customCode is None
+        else code.customCode.decode()
+        for code in model.operatorCodes
+    ]
     result = []
-    for index in range(model.SubgraphsLength()):
-        graph = model.Subgraphs(index)
-        numbers = (graph.Operators(i).OpcodeIndex() for i in range(graph.OperatorsLength()))
-        operators = Counter(operator_names[number] for number in numbers)
+    for index, graph in enumerate(model.subgraphs):
+        operators = Counter(operator_names[x.opcodeIndex] for x in graph.operators)
         try:
-            delegated, partitions = _delegation(_with_main(content, index))
+            # Which nodes XNNPACK runs does not depend on weights, of which it makes copies.
+            alone = flatbuffer.without_weights(_with_main(model, index))
+            delegated, partitions = _delegation(alone)
         except RuntimeError:
             if not custom_operators(content):  # LiteRT cannot run those here
                 raise
             delegated, partitions = 0, 0
-        name = (graph.Name() or b"").decode()
+        name = (graph.name or b"").decode()
         result.append(Subgraph(name, dict(operators.most_common()), delegated, partitions))
     return result
 
 
-def bytes_by_kind(content: bytes) -> dict[str, int]:
+def bytes_by_kind(content: Content) -> dict[str, int]:
     """The bytes of a file: constants by their type, each counted once, then "metadata", "graph".
 
     "graph" is what remains: operators, names, and the padding between constants.
@@ -218,7 +220,7 @@ def bytes_by_kind(content: bytes) -> dict[str, int]:
     return {**result, "metadata": metadata, "graph": len(content) - sizes.total() - metadata}
 
 
-def bytes_by_scopes(content: bytes) -> dict[tuple[str, ...], int]:
+def bytes_by_scopes(content: Content) -> dict[tuple[str, ...], int]:
     """The bytes of constants by the scopes of the operators that the converter fused into one.
 
     The original operator is usually the last, except where a scale or a residual was fused.
@@ -245,7 +247,7 @@ def _types(schema: ModuleType) -> dict[int, str]:
     return {code: name.lower() for name, code in codes if not name.startswith("_")}
 
 
-def custom_operators(content: bytes) -> list[str]:
+def custom_operators(content: Content) -> list[str]:
     """The names of operators that plain LiteRT lacks: Flex and custom ones."""
     schema = import_litert("schema_py_generated")
     model = schema.Model.GetRootAsModel(content, 0)
@@ -253,46 +255,57 @@ def custom_operators(content: bytes) -> list[str]:
     return sorted({code.decode() for code in codes if code is not None})
 
 
-def _buffer_size(buffer: litert_internals.Table) -> int:
+def _buffer_size(buffer: Table) -> int:
     """The bytes of a constant, inside the flatbuffer or behind it."""
     return int(buffer.DataLength() or buffer.Size())
 
 
-def _with_main(content: bytes, index: int) -> bytes:
-    """The same file with subgraph `index` as the main one: LiteRT lists only the main one's nodes.
+def _with_main(model: Table, index: int) -> Table:
+    """The file with subgraph `index` as the main one: LiteRT lists only the main one's nodes.
 
-    A few bytes are changed in place, since unpacking and packing a file in Python takes a second
-    per graph. Field numbers are from LiteRT's schema.fbs: in Model, 2 is `subgraphs` and 7
-    `signature_defs`; in WhileOptions, 0 is the condition's graph and 1 the body's.
+    Of the other subgraphs, those that it calls are there, and the rest are empty: XNNPACK would
+    pack their weights, too.
     """
-    if index == 0:
-        return content
-    schema = import_litert("schema_py_generated")
-    changed = bytearray(content)
-    model = schema.Model.GetRootAsModel(changed, 0)
-    graphs = [model.Subgraphs(i) for i in range(model.SubgraphsLength())]
+    swap = {0: index, index: 0}
+    used, waiting = set[int](), [index]
+    while waiting:
+        number = waiting.pop()
+        if number not in used:
+            used.add(number)
+            waiting += (x for y in model.subgraphs[number].operators for x in _called(y).values())
+    changed = copy.copy(model)
+    changed.signatureDefs, changed.metadata, changed.subgraphs = [], [], []
+    for number in range(len(model.subgraphs)):
+        graph = copy.copy(model.subgraphs[swap.get(number, number)])
+        is_used = swap.get(number, number) in used
+        graph.operators = [_renumber(x, swap) for x in graph.operators] if is_used else []
+        if not is_used:
+            graph.tensors = graph.inputs = graph.outputs = []
+        changed.subgraphs.append(graph)
+    needed = {tensor.buffer for graph in changed.subgraphs for tensor in graph.tensors}
+    empty = type(model.buffers[0])()
+    changed.buffers = [x if i in needed else empty for i, x in enumerate(model.buffers)]
+    return changed
 
-    # The elements of a vector are offsets from their own position.
-    vector = litert_internals.vector_position(model, 2)
-    places = vector, vector + 4 * index
-    tables = [litert_internals.table_position(graphs[i]) for i in (0, index)]
-    for place, table in zip(places, reversed(tables), strict=True):
-        struct.pack_into("<I", changed, place, table - place)
-    for graph in graphs:
-        for i in range(graph.OperatorsLength()):
-            operator = graph.Operators(i)
-            if operator.BuiltinOptionsType() != schema.BuiltinOptions.WhileOptions:
-                continue
-            loop = schema.WhileOptions()
-            loop.Init(changed, operator.BuiltinOptions().Pos)
-            for field, number in enumerate((loop.CondSubgraphIndex(), loop.BodySubgraphIndex())):
-                if number == index:
-                    place = litert_internals.field_position(loop, field)
-                    struct.pack_into("<i", changed, place, 0)
-    signatures = litert_internals.vector_position(model, 7)
-    if signatures:  # they refer to graphs by index
-        struct.pack_into("<I", changed, signatures - 4, 0)
-    return bytes(changed)
+
+def _called(operator: Table) -> dict[tuple[str, str], int]:
+    """The subgraphs that an operator calls, as the body of a WHILE, by field and option."""
+    return {
+        (field, key): number
+        for field in ("builtinOptions", "builtinOptions2")
+        for key, number in getattr(getattr(operator, field), "__dict__", {}).items()
+        if "subgraph" in key.lower() and isinstance(number, int)
+    }
+
+
+def _renumber(operator: Table, numbers: Mapping[int, int]) -> Table:
+    """The operator, where the subgraphs that it calls have other numbers."""
+    changed = copy.copy(operator)
+    for (field, key), number in _called(operator).items():
+        options = copy.copy(getattr(changed, field))
+        setattr(options, key, numbers.get(number, number))
+        setattr(changed, field, options)
+    return changed
 
 
 def _delegation(content: bytes) -> tuple[int, int]:

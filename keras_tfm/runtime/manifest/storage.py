@@ -66,6 +66,28 @@ def read_content(source: Path | bytes) -> bytes:
     return source if isinstance(source, bytes) else source.read_bytes()
 
 
+def map_content(source: Path | bytes) -> bytes | mmap.mmap:
+    """The content of a source, in memory only as far as it is read.
+
+    A file on a file system without memory maps is read as a whole.
+    """
+    if isinstance(source, bytes):
+        return source
+    with source.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
+            return b""
+        try:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError:
+            return file.read()
+
+
+def loadable(source: Path | bytes) -> Path | bytes:
+    """The source, or its bytes if LiteRT, which maps files, cannot map this one."""
+    content = map_content(source)
+    return content if isinstance(content, bytes) else source
+
+
 def read(file: File, name: Path | None = None) -> Manifest:
     """The manifest of a file, after verifying its checksum.
 
@@ -85,7 +107,7 @@ def read(file: File, name: Path | None = None) -> Manifest:
         raise IsADirectoryError(f"{path} is a folder, expected a .tflite file")
     if isinstance(source, Path) and not source.is_file():
         raise FileNotFoundError(f"no such file: {path}")
-    content = _map_file(source)
+    content = map_content(source)
     if content[:8] == LITERTLM:
         command = install_command("litert-lm-api")
         raise ValueError(
@@ -144,7 +166,7 @@ def is_export(path: Path) -> bool:
     """Whether keras_tfm wrote the file, even if it is damaged."""
     try:
         schema = import_litert("schema_py_generated")
-        content = _map_file(path)
+        content = map_content(path)
         if content[:8] == LITERTLM:
             return METADATA_NAME in content[: int.from_bytes(content[24:32], "little")]
         return content[4:8] == IDENTIFIER and _entry(content, schema, METADATA_NAME)[1] is not None
@@ -152,15 +174,6 @@ def is_export(path: Path) -> bool:
         raise
     except Exception:  # flatbuffers raises many types on damaged bytes
         return False
-
-
-def _map_file(source: Path | bytes) -> bytes | mmap.mmap:
-    if isinstance(source, bytes):
-        return source
-    with source.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
-            return b""
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _update(digest: "hashlib._Hash", file: IO[bytes], count: int) -> None:
@@ -182,7 +195,7 @@ def read_entries(source: Path | bytes, sha256: str, names: Iterable[str]) -> dic
     """
     schema = import_litert("schema_py_generated")
     path = source_of(source)[1]
-    content, entries = _map_file(source), {}
+    content, entries = map_content(source), {}
     try:
         _, raw = _entry(content, schema, METADATA_NAME)
         same = json.loads(raw or b"{}").get("sha256") == sha256
