@@ -265,3 +265,23 @@ def set_uninitialized_variables(variables: list[Any]) -> None:
     from keras.src.backend.common import global_state
 
     global_state.set_global_attribute("uninitialized_variables", variables)
+
+
+def initialize(variable: Any, value: Any = None) -> None:
+    """Creates the storage of a variable that has only a shape.
+
+    Args:
+        variable: a `keras.Variable` that was created in a `StatelessScope` which does not
+            initialize variables.
+        value: array or tensor of its shape, in its layout if a `keras.distribution` is active.
+            Default: that of its initializer.
+    """
+    if value is None:
+        variable._deferred_initialize()
+    else:
+        variable._initialize(variable._convert_to_tensor(value, dtype=variable.dtype))
+
+
+def is_initialized(variable: Any) -> bool:
+    """Whether a variable has storage."""
+    return variable._value is not None

@@ -271,6 +271,33 @@ def test_uninitialized_variables():
     assert keras_internals.uninitialized_variables() == before
 
 
+def without_storage(trainable=True):
+    """A variable of shape (2, 3) without storage, which would be filled with ones."""
+    before = keras_internals.uninitialized_variables()
+    with keras.StatelessScope(initialize_variables=False):
+        variable = keras.Variable("ones", shape=(2, 3), dtype="float32", trainable=trainable)
+    keras_internals.set_uninitialized_variables(before)
+    return variable
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_initialize(trainable):
+    variable, value = without_storage(trainable), np.arange(6.0).reshape(2, 3)
+    assert not keras_internals.is_initialized(variable)
+    keras_internals.initialize(variable, value)
+    assert keras_internals.is_initialized(variable)
+    assert variable.dtype == "float32" and variable.trainable == trainable
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value)
+    variable.assign(value + 1)
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value + 1)
+
+
+def test_initialize_by_the_initializer():
+    variable = without_storage()
+    keras_internals.initialize(variable)
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), np.ones((2, 3)))
+
+
 def test_is_functional():
     x = keras.Input((3,))
     model = keras.Model(x, keras.layers.Dense(2)(x))

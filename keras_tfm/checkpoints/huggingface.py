@@ -3,8 +3,11 @@
 import contextlib
 import importlib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +23,17 @@ from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
 from keras_tfm.checkpoints.image_settings import image_fields
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.round_trip import check_equal
-from keras_tfm.checkpoints.rows import Entry
+from keras_tfm.checkpoints.rows import Entry, as_dtype
 from keras_tfm.checkpoints.tensors import INDEX, SINGLE, Tensors, import_safetensors
 from keras_tfm.generation.tokenizers.keras_hub import WAY, keras_hub_hint
-from keras_tfm.keras_internals import sublayers
+from keras_tfm.host_memory import check_memory
+from keras_tfm.keras_internals import initialize, is_initialized, sublayers
 from keras_tfm.model_types import MODEL_TYPES, ModelType
 from keras_tfm.models import Model, resize_vocabulary, with_dtype
 from keras_tfm.models.dequantize import dequantize, is_quantized
 from keras_tfm.models.identity import is_functional
 from keras_tfm.models.resize import position_tables, resize_positions, warn_of_new_rows
-from keras_tfm.models.without_storage import without_storage
+from keras_tfm.models.without_storage import allocate, without_storage
 from keras_tfm.runtime.media.image_processor import ImageProcessor
 
 
@@ -63,8 +67,10 @@ def load_huggingface(
     It reads `config.json` and `model.safetensors`, or the files listed in
     `model.safetensors.index.json`; if they exist, also `generation_config.json` for BART, its
     relatives and Whisper, and `preprocessor_config.json`, the mean and standard deviation of pixels
-    for models of images. It reads no other files and does not use the network. Weights in half
-    precision become float32.
+    for models of images. It reads no other files and does not use the network.
+
+    Weights are read one at a time, and converted to the dtype of the model's variables: a folder in
+    half precision becomes float32, or with `dtype="bfloat16"` stays as small as its files.
 
     Args:
         folder: str or Path, the folder of a model of one of the types in
@@ -84,11 +90,12 @@ def load_huggingface(
 
     Raises:
         FileNotFoundError: the folder does not exist, or lacks a file.
-        ValueError: a file is damaged; the model type or architecture is not supported, or the
-            configuration has an unsupported value (the error names the field); or the tensors do
-            not match the model: one error lists those that are missing, unexpected, or of another
-            shape or dtype.
-        ModuleNotFoundError: safetensors is not installed; the message names the extra to install.
+        MemoryError: the weights need more memory than the machine, its container or the process can
+            have. If they only need more than is free now, a warning says so.
+        ValueError: a file is damaged, or changes while it is read; the model type or architecture
+            is not supported, or the configuration has an unsupported value (the error names the
+            field); or the tensors do not match the model: one error lists those that are missing,
+            unexpected, or of another shape or dtype.
 
     Example:
 
@@ -99,6 +106,62 @@ def load_huggingface(
     ...     checkpoints.save_huggingface(model, folder)
     ...     checkpoints.load_huggingface(folder).count_params() == model.count_params()
     True
+    """
+    checkpoint = open_huggingface(folder, architecture, **options)
+    model = checkpoint.load()
+    model = _resize(model, str(folder), checkpoint.stored, checkpoint.sizes)
+    if checkpoint.rebuild is not None:
+        resized, model = model, checkpoint.rebuild()
+        for new, old in zip(model.weights, resized.weights, strict=True):
+            new.assign(old)
+    return model
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder, and its model, whose weights have no values before they are read.
+
+    Attributes:
+        folder: Path of the folder.
+        model: the model, in the folder's sizes.
+        named: the tensors in the files.
+        entries: an `Entry` for every weight.
+        stored: arguments of the builder that the folder determines.
+        sizes: requested sizes of tables, which are those of the folder or not.
+        rebuild: function that builds the model with ids of new tokens, or None.
+    """
+
+    folder: Path
+    model: Model
+    named: Named
+    entries: list[Entry]
+    stored: Arguments
+    sizes: dict[str, int]
+    rebuild: Callable[[], Model] | None
+
+    def load(self) -> Model:
+        """Gives the weights the values in the files, one at a time.
+
+        Raises:
+            MemoryError: the weights need more memory than the machine has.
+            ValueError: a file is changed meanwhile.
+        """
+        if "cpu" in str(ops.zeros(()).device).lower():
+            weights = [(x.shape, as_dtype(x.dtype)) for x in self.model.weights]
+            size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in weights)
+            check_memory(f"loading {self.folder}", size)
+        load_entries(self.named, self.entries)
+        allocate(self.model)  # seeds of dropout
+        return self.model
+
+
+def open_huggingface(
+    folder: str | Path, architecture: str | None = None, **options: Any
+) -> Checkpoint:
+    """Builds the model of a folder without reading its weights.
+
+    Args, Raises:
+        as in `load_huggingface`.
     """
     folder = Path(folder)
     config = Config(folder)
@@ -130,23 +193,18 @@ def load_huggingface(
     def build(arguments: Arguments) -> keras.Model:
         return make(family.builder(**arguments), config)
 
-    with without_storage():  # check first: a configuration may describe a model of any size
-        empty = build(arguments)
-        named.take_constants(family.constants(empty))
-        named.leave_out(family.unused(empty))
-        named.check(name, family.entries(empty), _hint(family, named, name))
+    with without_storage():  # a configuration may describe a model of any size
+        model = build(arguments)
+        named.take_constants(family.constants(model))
+        named.leave_out(family.unused(model))
+        named.check(name, family.entries(model), _hint(family, named, name))
         if added:
             build(given)
-    if "max_length" in sizes and not (family.constants(empty) or _has_positions(empty)):
-        arguments["max_length"] = sizes.pop("max_length")  # which the builder only stores
-    model = build(arguments)
-    load_entries(named, family.entries(model))
-    model = _resize(model, str(folder), stored, sizes)
-    if added:
-        resized, model = model, build(given)
-        for new, old in zip(model.weights, resized.weights, strict=True):
-            new.assign(old)
-    return model
+        if "max_length" in sizes and not (family.constants(model) or _has_positions(model)):
+            arguments["max_length"] = sizes.pop("max_length")  # which the builder only stores
+            model = build(arguments)
+    rebuild = partial(build, given) if added else None
+    return Checkpoint(folder, model, named, family.entries(model), stored, sizes, rebuild)
 
 
 def _added_ids(options: Arguments, stored: Arguments, sizes: dict[str, int]) -> list[str]:
@@ -184,9 +242,19 @@ def _resize(model: Model, folder: str, stored: Arguments, sizes: dict[str, int])
 
 
 def load_entries(named: Named, entries: list[Entry]) -> None:
-    """Assigns the values in the files to the weights."""
-    for entry in entries:
-        entry.weight.assign(entry.load(named.array(name) for name in entry.tensors))
+    """Gives the weights, which may have no storage yet, the values in the files, one at a time.
+
+    Raises:
+        ValueError: a file changes meanwhile.
+    """
+    # The largest first: while it is converted, it is in memory twice.
+    for entry in sorted(entries, key=lambda entry: -math.prod(entry.weight.shape)):
+        value = named.read(entry)
+        if is_initialized(entry.weight):
+            entry.weight.assign(value)
+        else:
+            initialize(entry.weight, value)
+    named.tensors.check_unchanged()
 
 
 def save_entries(entries: list[Entry], prefix: str = "") -> dict[str, np.ndarray]:

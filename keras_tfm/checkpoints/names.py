@@ -97,7 +97,7 @@ class Named:
         for name, value in constants.items():
             if name not in self.own:
                 continue
-            found = self.array(name)
+            found = self.array(name).astype("float32")
             if found.shape != value.shape or not np.allclose(found, value, 0, CONSTANT_TOLERANCE):
                 raise ValueError(
                     f"{self.tensors[self.own[name]].file}: expected {self.own[name]} to have the "
@@ -112,8 +112,12 @@ class Named:
             self.own.pop(name, None)
 
     def array(self, name: str) -> np.ndarray:
-        """The values of a tensor, float32."""
+        """The values of a tensor, in the dtype of the file."""
         return self.tensors.array(self.own[name])
+
+    def read(self, entry: Entry) -> np.ndarray:
+        """The value of a weight, in the weight's dtype."""
+        return entry.load(self.array(name) for name in entry.tensors)
 
     def begins(self, prefix: str) -> bool:
         """Whether the name of any tensor begins with `prefix`."""

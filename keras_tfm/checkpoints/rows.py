@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import keras
+import ml_dtypes
 import numpy as np
 
 from keras_tfm.checkpoints.transforms import (
@@ -17,6 +18,8 @@ from keras_tfm.checkpoints.transforms import (
     Transposed,
 )
 
+# Rows and columns of a tile: two of them, in float32, fit in the cache of a core.
+_TILE = 256
 # The rounding of an offset that is added and subtracted in float32.
 TOLERANCE = 1e-5
 
@@ -137,10 +140,18 @@ class Entry:
         self.shapes: dict[str, Shape] = dict(zip(self.tensors, shapes, strict=True))
 
     def load(self, arrays: Iterable[np.ndarray]) -> np.ndarray:
-        """Converts the values of the tensors to the weight's value."""
-        value = self.transform.load(list(arrays))
-        self._parts(value)
-        return value
+        """Converts the values of the tensors to the weight's value, in the weight's dtype."""
+        parts = list(arrays)
+        if len({x.dtype for x in parts}) > 1:
+            parts = [x.astype("float32") for x in parts]
+        value = self.transform.load(parts)
+        shape = tuple(self.weight.shape)
+        if value.shape != shape:
+            raise ValueError(
+                f"{self.weight.path}: {self.transform} must load a weight of shape {shape}, got "
+                f"{value.shape}"
+            )
+        return contiguous(value, self.weight.dtype)
 
     def save(self, value: np.ndarray) -> dict[str, np.ndarray]:
         """Converts the weight's value to a dict of the tensors' values."""
@@ -168,6 +179,27 @@ class Entry:
             difference = float(np.nanmax(np.abs(again - value)))
             raise ValueError(f"{what}load(save(x)) to be x, got a difference of {difference:.2g}")
         return parts
+
+
+def contiguous(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The values of an array in C order and in another dtype, such as "bfloat16".
+
+    A transposed matrix is copied in tiles: a copy along its rows would miss the cache at every
+    element.
+    """
+    if array.ndim != 2 or array.flags.c_contiguous:
+        return np.asarray(array, as_dtype(dtype), order="C")
+    result = np.empty(array.shape, as_dtype(dtype))
+    for i in range(0, array.shape[0], _TILE):
+        for j in range(0, array.shape[1], _TILE):
+            tile = np.s_[i : i + _TILE, j : j + _TILE]
+            result[tile] = array[tile]
+    return result
+
+
+def as_dtype(name: str) -> np.dtype:
+    """NumPy's dtype of a weight; NumPy has no bfloat16 of its own."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def entries(table: Iterable[Row], model: keras.Model, model_type: str) -> list[Entry]:

@@ -228,6 +228,7 @@ def _load_dense(folder: Path, layer: keras.layers.Dense) -> None:
     layer.kernel.assign(tensors.array("linear.weight").T)
     if "linear.bias" in tensors:
         layer.bias.assign(tensors.array("linear.bias"))
+    tensors.check_unchanged()
 
 
 def _prompts(folder: Path) -> Arguments:

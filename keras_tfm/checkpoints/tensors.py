@@ -1,4 +1,7 @@
-"""The tensors of a folder of safetensors, in one file or several, read lazily.
+"""The tensors of a folder of safetensors, in one file or several, read one at a time.
+
+Files are read, not mapped to memory: a mapped file that is truncated meanwhile ends the process
+with a bus error, mapped pages count as memory in use, and some file systems cannot map files.
 
 Example:
 
@@ -11,23 +14,33 @@ Example:
 ...     save_file({"weight": np.ones((2, 3), "float16")}, Path(folder, "model.safetensors"))
 ...     tensors = Tensors(Path(folder))
 ...     tensors["weight"].shape, tensors.array("weight").dtype.name
-((2, 3), 'float32')
+((2, 3), 'float16')
 """
 
 import json
+import math
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from keras_tfm.optional_package import optional_package
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-# The dtypes that are converted to float32. NumPy has no bfloat16; its bits are the upper half of a
-# float32.
-FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+# The dtypes of weights.
+FLOATS = {
+    "F64": np.dtype("float64"),
+    "F32": np.dtype("float32"),
+    "F16": np.dtype("float16"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+# The longest header that safetensors reads.
+_LONGEST_HEADER = 100_000_000
 
 
 class Tensor(NamedTuple):
@@ -59,13 +72,13 @@ class Tensors(Mapping[str, Tensor]):
         ValueError: a file is not a valid safetensors file (it is truncated, its tensors overlap or
             leave gaps, or its header is damaged or too large), or the index does not match the
             files.
-        ModuleNotFoundError: safetensors is not installed.
     """
 
     def __init__(self, folder: Path):
         self._tensors: dict[str, Tensor] = {}
+        self._stamps: dict[Path, _Stamp] = {}
         for file, names in _files(folder).items():
-            found = _read_header(file)
+            self._stamps[file], found = _read_header(file)
             if names is not None and set(names) != set(found):
                 raise ValueError(
                     f"{folder / INDEX} does not match {file.name}: "
@@ -87,21 +100,52 @@ class Tensors(Mapping[str, Tensor]):
         return len(self._tensors)
 
     def array(self, name: str) -> np.ndarray:
-        """The values of a tensor, float32."""
+        """The values of a tensor in the dtype of the file, but float32 for float64.
+
+        Raises:
+            ValueError: the tensor's dtype is not one of `FLOATS`, or the file changed.
+        """
         tensor = self[name]
         if tensor.dtype not in FLOATS:
             raise ValueError(
                 f"{tensor.file}: {name} must be one of {list(FLOATS)}, got {tensor.dtype}"
             )
-        raw = np.fromfile(
-            tensor.file,
-            FLOATS[tensor.dtype],
-            count=int(np.prod(tensor.shape)),
-            offset=tensor.begin,
-        )
-        if tensor.dtype == "BF16":
-            raw = (raw.astype("uint32") << 16).view("float32")
-        return raw.astype("float32", copy=False).reshape(tensor.shape)
+        size = tensor.end - tensor.begin
+        try:
+            raw = np.fromfile(tensor.file, "uint8", size, offset=tensor.begin)
+        except FileNotFoundError:
+            raise _change_error(tensor.file) from None
+        if len(raw) != size:
+            raise _change_error(tensor.file)
+        values = raw.view(FLOATS[tensor.dtype]).reshape(tensor.shape)
+        return values.astype("float32") if tensor.dtype == "F64" else values
+
+    def check_unchanged(self) -> None:
+        """Raises a ValueError if a file was changed, replaced or removed since it was opened."""
+        for file, stamp in self._stamps.items():
+            try:
+                now = _Stamp.of(file.stat())
+            except FileNotFoundError:
+                raise _change_error(file) from None
+            if now != stamp:
+                raise _change_error(file)
+
+
+class _Stamp(NamedTuple):
+    """What tells two versions of a file apart."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "_Stamp":
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _change_error(file: Path) -> ValueError:
+    return ValueError(f"{file} was changed while it was read: load it again")
 
 
 def _files(folder: Path) -> dict[Path, list[str] | None]:
@@ -153,27 +197,50 @@ def _tensors_by_file(folder: Path, index: Path) -> dict[Path, list[str] | None]:
     return files
 
 
-def _read_header(file: Path) -> dict[str, Tensor]:
-    safetensors = import_safetensors()
+def _read_header(file: Path) -> tuple[_Stamp, dict[str, Tensor]]:
+    """The version of a file, and its tensors by name."""
     try:
-        # Checks sizes, overlaps, gaps and trailing bytes.
-        with safetensors.safe_open(file, framework="numpy"):
-            pass
-    except (safetensors.SafetensorError, OSError) as error:
+        with file.open("rb") as opened:
+            stamp = _Stamp.of(os.fstat(opened.fileno()))
+            length = int.from_bytes(opened.read(8), "little")
+            if not 0 < length <= min(stamp.size - 8, _LONGEST_HEADER):
+                raise ValueError(f"a header of {length} bytes in a file of {stamp.size}")
+            header = json.loads(opened.read(length))
+        if not isinstance(header, dict):
+            raise ValueError(f"its header must be a dictionary, got {type(header).__name__}")
+        header.pop("__metadata__", None)
+        tensors = {name: _tensor(file, 8 + length, name, x) for name, x in header.items()}
+        end = 8 + length
+        for name, tensor in sorted(tensors.items(), key=lambda item: item[1][-2:]):
+            if tensor.begin != end:
+                raise ValueError(f"{name} must begin at byte {end}, got {tensor.begin}")
+            end = tensor.end
+        if end != stamp.size:
+            raise ValueError(f"its tensors end at byte {end}, and the file at {stamp.size}")
+    except (ValueError, RecursionError, OSError) as error:
         raise ValueError(f"{file} is not a safetensors file: {error}") from None
-    with file.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(size))
-    header.pop("__metadata__", None)
-    return {
-        name: Tensor(
-            file,
-            spec["dtype"],
-            tuple(spec["shape"]),
-            *(8 + size + offset for offset in spec["data_offsets"]),
+    return stamp, tensors
+
+
+def _tensor(file: Path, start: int, name: str, spec: Any) -> Tensor:
+    """A tensor of a header; `start` is the position of the first tensor in the file."""
+    fields: dict[str, Any] = spec if isinstance(spec, dict) else {}
+    dtype, shape, offsets = (fields.get(key, "") for key in ("dtype", "shape", "data_offsets"))
+    if not (_are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2):
+        raise ValueError(f"{name} must have a dtype, a shape and data_offsets, got {spec!r:.200}")
+    # F32, BF16, I64, U8, F8_E4M3, C64.
+    found = re.fullmatch(r"[A-Z]+([0-9]+)(_\w+)?", str(dtype))
+    bits = 8 if dtype == "BOOL" else int(found[1]) if found else 0
+    begin, end = offsets
+    if not bits or math.prod(shape) * bits != 8 * (end - begin):
+        raise ValueError(
+            f"{name}, {dtype} of shape {tuple(shape)}, cannot have {end - begin} bytes"
         )
-        for name, spec in header.items()
-    }
+    return Tensor(file, dtype, tuple(shape), start + begin, start + end)
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)
 
 
 def import_safetensors() -> Any:

@@ -148,16 +148,18 @@ class Reshaped(Transform):
 class Offset(Transform):
     """The weight is the tensor plus a constant, such as 1 in Gemma's norms, whose scale is 1 + w.
 
+    The sum is float32: bfloat16 has only two decimal places near 1.
+
     >>> import numpy as np
     >>> from keras_tfm.checkpoints.transforms import Offset
-    >>> Offset(1.0).load([np.array([0.0, 0.5])]).tolist()
-    [1.0, 1.5]
+    >>> Offset(1.0).load([np.array([0.0, 0.5], "float16")])
+    array([1. , 1.5], dtype=float32)
     """
 
     by: float
 
     def _load(self, array: np.ndarray) -> np.ndarray:
-        return array + array.dtype.type(self.by)
+        return array.astype("float32") + np.float32(self.by)
 
     def _save(self, value: np.ndarray) -> np.ndarray:
         return value - value.dtype.type(self.by)

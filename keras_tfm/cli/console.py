@@ -29,7 +29,7 @@ from keras_tfm.runtime import native_log
 
 FAILED, DIFFERENT, INTERRUPTED = 1, 3, 130
 # Errors that the user's input can cause; any other error is a bug and keeps its traceback.
-USER_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError)
+USER_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError, MemoryError)
 
 app = typer.Typer(
     help="Exports Keras transformers to LiteRT (.tflite) files; verifies and runs them.",

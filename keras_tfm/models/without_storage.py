@@ -5,14 +5,21 @@ from contextlib import contextmanager
 
 import keras
 
-from keras_tfm.keras_internals import set_uninitialized_variables, uninitialized_variables
+from keras_tfm.keras_internals import (
+    initialize,
+    is_initialized,
+    set_uninitialized_variables,
+    sublayers,
+    uninitialized_variables,
+)
 
 
 @contextmanager
 def without_storage() -> Iterator[None]:
     """Models built inside have weights with shapes but without memory.
 
-    Their parameters can be counted and their shapes compared; they cannot be called or trained.
+    Their parameters can be counted and their shapes compared; they cannot be called or trained
+    before `allocate`.
 
     Example:
 
@@ -30,3 +37,25 @@ def without_storage() -> Iterator[None]:
             yield
     finally:
         set_uninitialized_variables(before)
+
+
+def allocate(model: keras.Model) -> None:
+    """Gives the variables of a model that have no storage yet those of their initializers.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.models.without_storage import allocate, without_storage
+    >>> from keras_tfm.models import gpt
+    >>> with without_storage():
+    ...     model = gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> allocate(model)
+    >>> model(np.array([[3, 4]])).shape
+    TensorShape([1, 2, 11])
+    """
+    for variable in model.variables:
+        if not is_initialized(variable):
+            initialize(variable)
+    for layer in sublayers(model):
+        # On PyTorch, Keras makes the parameters of a module when this is read.
+        getattr(layer, "torch_params", None)

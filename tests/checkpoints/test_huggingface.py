@@ -531,7 +531,8 @@ def test_a_tensor_in_two_files_is_refused(tmp_path):
         load_huggingface(folder)
 
 
-def test_without_safetensors_the_extra_is_named(monkeypatch):
+def test_without_safetensors_the_extra_is_named(monkeypatch, tmp_path):
+    """Only where it is needed: files are read without it."""
     import importlib
 
     real = importlib.import_module
@@ -542,8 +543,9 @@ def test_without_safetensors_the_extra_is_named(monkeypatch):
         return real(name)
 
     monkeypatch.setattr("keras_tfm.optional_package.importlib.import_module", missing)
+    model = load_huggingface(FOLDER / "gpt2")
     with pytest.raises(ModuleNotFoundError, match=r'safetensors.*: pip install.*"checkpoints"'):
-        load_huggingface(FOLDER / "gpt2")
+        save_huggingface(model, tmp_path)
 
 
 # Training
