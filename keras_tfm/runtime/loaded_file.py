@@ -4,7 +4,7 @@ import copy
 import functools
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,26 @@ import numpy as np
 
 from keras_tfm.runtime import adapters
 from keras_tfm.runtime.checked_inputs import Inputs, Values, filled_batch, fit, longest_row
+from keras_tfm.runtime.compiled_model import (
+    IN_MEMORY,
+    CompiledSignature,
+    compile_file,
+    signatures_of,
+    unsupported_dtype,
+)
+from keras_tfm.runtime.huge_pages import packed_weights_in_huge_pages
 from keras_tfm.runtime.litert_internals import Buffers, as_value_errors
 from keras_tfm.runtime.manifest import storage
 from keras_tfm.runtime.manifest.manifest import AnySignature, Predict, Signature, of_role
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
 from keras_tfm.runtime.tokenizers.tokenizer import read as read_tokenizer
-from keras_tfm.runtime.weight_cache import CopiedBuffers, Runner, cached_runners
+from keras_tfm.runtime.weight_cache import cached_runners
 
+# A signature as a function of its inputs by name.
+Runner = Callable[..., dict[str, np.ndarray]]
+# From this size on, signatures share their packed weights. Below, `CompiledModel` gains little and
+# writes some twenty lines to standard error.
+SHARED_BYTES = 32 << 20
 # More than the cores of any processor. XNNPACK creates all threads; a million end the process.
 MAX_THREADS = 1024
 
@@ -69,15 +82,23 @@ class LoadedFile:
             source = self.content()
             both = self.checksum + self._adapter.checksum
             self.checksum = hashlib.sha256(both.encode()).hexdigest()
-        if weight_cache is None:
-            runners = _interpret(source, threads, self.signatures)
-        else:
-            runners = cached_runners(source, self.signatures, self.checksum, threads, weight_cache)
-        self._memory = _Memory(runners, source)
-        self._copies = weight_cache is not None
+        self._memory = _Memory(self._load(source, threads, weight_cache), source)
         self.lock = threading.RLock()
         self.cache_user = 0
         self._part_of: tuple[LoadedFile, str] | None = None
+
+    def _load(
+        self, source: Path | bytes, threads: int, weight_cache: str | Path | None
+    ) -> Mapping[str, Runner]:
+        """The signatures as functions."""
+        if weight_cache is not None:
+            return cached_runners(source, self.signatures, self.checksum, threads, weight_cache)
+        size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        if size < SHARED_BYTES or unsupported_dtype(self.signatures) is not None:
+            return _interpret(source, threads, self.signatures)
+        with packed_weights_in_huge_pages():
+            model = compile_file(source, threads, IN_MEMORY)
+        return signatures_of(model, self.signatures)
 
     @functools.cached_property
     def models(self) -> dict[str, "LoadedFile"]:
@@ -113,7 +134,7 @@ class LoadedFile:
             self._memory.runners = self._memory.source = None
 
     @property
-    def runners(self) -> dict[str, Runner]:
+    def runners(self) -> Mapping[str, Runner]:
         """The signatures as functions of arrays.
 
         Raises:
@@ -210,19 +231,17 @@ class LoadedFile:
                 return name, inputs
         return list(found)[-1], inputs
 
-    def buffers(self, name: str) -> Buffers | CopiedBuffers:
+    def buffers(self, name: str) -> Buffers | CompiledSignature:
         """The arguments of a signature as arrays that keep their values between runs."""
         runner = self.runners[name]
-        if self._copies:
-            return CopiedBuffers(runner, self.signatures[name])
-        return Buffers(runner)
+        return runner if isinstance(runner, CompiledSignature) else Buffers(runner)
 
 
 class _Memory:
     """What `close` releases: the functions of the signatures, and bytes, which LiteRT reads."""
 
-    def __init__(self, runners: dict[str, Runner], source: Path | bytes):
-        self.runners: dict[str, Runner] | None = runners
+    def __init__(self, runners: Mapping[str, Runner], source: Path | bytes):
+        self.runners: Mapping[str, Runner] | None = runners
         self.source: Path | bytes | None = source
 
 

@@ -527,7 +527,8 @@ def load(
             another LiteRT or processor, is not used; where the folder cannot be written, weights
             are packed in memory, with a warning. LiteRT then runs as `CompiledModel`, which writes
             some twenty lines of INFO to standard error per process. None: weights are packed in
-            memory.
+            memory; in a file of 32 MiB and more once for all signatures, which then run as
+            `CompiledModel`, too.
         adapter: str or Path, a LoRA adapter that `keras_tfm.export.save_adapter` wrote, for a file
             exported with `separate_adapters=True`. It is written into a copy of the file in memory.
 

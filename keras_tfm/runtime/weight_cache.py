@@ -2,48 +2,31 @@
 
 XNNPACK copies each weight matrix into the order its kernels read. With a cache it writes the copy
 to a file once; later processes map the file, whose pages the system may share and drop. Signatures
-also share their packed weights, which XNNPACK otherwise packs for each. In Python only LiteRT's
-`CompiledModel` supports this: `Interpreter` creates its delegate itself, without options.
+also share their packed weights, which XNNPACK otherwise packs for each.
 """
 
 import contextlib
-import functools
 import hashlib
 import os
 import platform
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from keras_tfm.atomic_files import temporary_folder
-from keras_tfm.runtime.litert_internals import as_value_errors
+from keras_tfm.runtime.compiled_model import (
+    DTYPES,
+    CompiledSignature,
+    compile_file,
+    signatures_of,
+    unsupported_dtype,
+)
 from keras_tfm.runtime.manifest.manifest import Signature
-from keras_tfm.runtime.manifest.storage import import_litert
 
-# A signature as a function of its inputs by name.
-Runner = Callable[..., dict[str, np.ndarray]]
-# The dtypes that LiteRT's TensorBuffer supports.
-DTYPES = ("float32", "float16", "int32", "int8", "uint8", "bool")
 # The size limit of a folder in bytes. Above it, the least recently used caches are deleted.
 MAX_BYTES = 4 << 30
-
-
-class CopiedBuffers:
-    """The interface of `litert_internals.Buffers` for a runner that copies its arguments."""
-
-    def __init__(self, runner: Runner, signature: Signature):
-        self._runner = runner
-        self.inputs = {name: np.zeros(x.shape, x.dtype) for name, x in signature.inputs.items()}
-
-    def run(self) -> dict[str, np.ndarray]:
-        """The results for the arguments in `inputs`."""
-        with as_value_errors():
-            return self._runner(**self.inputs)
 
 
 def cached_runners(
@@ -52,7 +35,7 @@ def cached_runners(
     checksum: str,
     threads: int,
     folder: str | Path,
-) -> dict[str, Runner]:
+) -> dict[str, CompiledSignature]:
     """The signatures of a file as functions of arrays, with its packed weights in `folder`.
 
     XNNPACK maps a cache without a check: it would accept that of another model with the same
@@ -79,13 +62,12 @@ def cached_runners(
     folder = Path(folder)
     if folder.is_file():
         raise NotADirectoryError(f"weight_cache must be a folder, got the file {folder}")
-    for name, signature in signatures.items():
-        for key, x in [*signature.inputs.items(), *signature.outputs.items()]:
-            if x.dtype not in DTYPES:
-                raise ValueError(
-                    f"with a weight_cache, inputs and outputs must be among {list(DTYPES)}, "
-                    f"got {x.dtype} for {key!r} of {name}"
-                )
+    if found := unsupported_dtype(signatures):
+        name, key, dtype = found
+        raise ValueError(
+            f"with a weight_cache, inputs and outputs must be among {list(DTYPES)}, "
+            f"got {dtype} for {key!r} of {name}"
+        )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     key, cache = _key(checksum), None
     try:
@@ -94,10 +76,9 @@ def cached_runners(
     except OSError as error:
         warnings.warn(
             f"no weight cache can be written to {folder}: weights are packed in memory ({error})",
-            stacklevel=4,  # the caller of `runtime.load`
+            stacklevel=5,  # the caller of `runtime.load`
         )
-    model = _compile(source, threads, cache)
-    return {name: _runner(model, name, signature) for name, signature in signatures.items()}
+    return signatures_of(compile_file(source, threads, cache), signatures)
 
 
 def _key(digest: str) -> str:
@@ -127,7 +108,7 @@ def _build(source: Path | bytes, folder: Path, key: str, threads: int) -> Path |
     # In a temporary folder: another process may be building the same cache.
     with temporary_folder(folder) as inside:
         new = inside / "cache"
-        _compile(source, threads, new)
+        compile_file(source, threads, new)
         if not new.is_file():
             return None
         kept = folder / _name(key, new)
@@ -160,38 +141,3 @@ def _name(key: str, cache: Path) -> str:
         while block := file.read(1 << 20):
             checksum = zlib.crc32(block, checksum)
     return f"{key}-{checksum:08x}.xnnpack"
-
-
-@functools.cache
-def _environment() -> Any:
-    """LiteRT's environment, shared by all models: creating one loads accelerator libraries."""
-    return import_litert("environment").Environment.create()
-
-
-def _compile(source: Path | bytes, threads: int, cache: Path | None) -> Any:
-    options = import_litert("options")
-    cpu = options.CpuOptions(
-        num_threads=threads, xnnpack_weight_cache_path="" if cache is None else str(cache)
-    )
-    kind = import_litert("compiled_model").CompiledModel
-    given = {"environment": _environment(), "options": options.Options(cpu_options=cpu)}
-    if isinstance(source, bytes):
-        return kind.from_buffer(source, **given)
-    return kind.from_file(str(source), **given)
-
-
-def _runner(model: Any, name: str, signature: Signature) -> Runner:
-    inputs = {key: model.create_input_buffer_by_name(name, key) for key in signature.inputs}
-    outputs = {key: model.create_output_buffer_by_name(name, key) for key in signature.outputs}
-
-    def run(**arrays: np.ndarray) -> dict[str, np.ndarray]:
-        for key, array in arrays.items():
-            inputs[key].write(array)
-        model.run_by_name(name, inputs, outputs)
-        results = {}
-        for key, x in signature.outputs.items():
-            flat = outputs[key].read(int(np.prod(x.shape, dtype=int)), np.dtype(x.dtype))
-            results[key] = flat.reshape(x.shape)
-        return results
-
-    return run

@@ -12,7 +12,7 @@ from ai_edge_litert import schema_py_generated as schema
 from small_exports import SOURCE_LENGTH, small_file
 
 import keras_tfm
-from keras_tfm.runtime import litert_internals
+from keras_tfm.runtime import compiled_model, litert_internals
 
 PACKAGE = Path(keras_tfm.__file__).parent
 OWN = PACKAGE / "runtime" / "litert_internals.py"
@@ -42,6 +42,18 @@ def test_buffers_are_the_memory_of_the_signature(interpreter):
     np.testing.assert_array_equal(first, expected)
     buffers.inputs["source"][:] = 0
     assert buffers.run()["output"].ctypes.data == first.ctypes.data  # no copy
+
+
+def test_host_memory_is_the_memory_of_a_buffer():
+    path, shape = small_file().path, (1, SOURCE_LENGTH)
+    model = compiled_model.compile_file(Path(path), 1, None)
+    buffer = model.create_input_buffer_by_name("generate", "source")
+    memory = litert_internals.host_memory(buffer, 4 * SOURCE_LENGTH)
+    array = np.frombuffer(memory, "int32").reshape(shape)
+    array[...] = np.arange(SOURCE_LENGTH)
+    np.testing.assert_array_equal(buffer.read(SOURCE_LENGTH, np.int32), np.arange(SOURCE_LENGTH))
+    buffer.write(np.full(shape, 7, "int32"))
+    np.testing.assert_array_equal(array, np.full(shape, 7))
 
 
 def test_nodes_name_delegated_ones_and_partitions(interpreter):

@@ -117,7 +117,8 @@ def decode(caches: Caches) -> list[Signature]:
 
         def function(given: Tensors, capacity: int = capacity) -> Tensors:
             logits, entries = _step(caches, given, capacity)
-            return {"logits": logits[:, -1], **entries}
+            # Of one token. LiteRT would copy a slice of it number by number: 0.2 ms for 49,152.
+            return {"logits": tf.squeeze(logits, 1), **entries}
 
         specs = {
             request.target: tf.TensorSpec((request.batch_size, 1), "int32"),

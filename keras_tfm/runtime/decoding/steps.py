@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from keras_tfm.runtime.checked_inputs import pad_id_of
+from keras_tfm.runtime.compiled_model import CompiledSignature
 from keras_tfm.runtime.litert_internals import Buffers
 from keras_tfm.runtime.manifest.manifest import Decode, Prefill, Signature, of_role
-from keras_tfm.runtime.weight_cache import CopiedBuffers
 
 
 class Steps:
@@ -34,7 +34,7 @@ class Steps:
     def __init__(
         self,
         signatures: Mapping[str, Signature],
-        buffers: Callable[[str], Buffers | CopiedBuffers],
+        buffers: Callable[[str], Buffers | CompiledSignature],
         known: dict[str, np.ndarray],
         rows: int,
     ):
@@ -188,7 +188,7 @@ class Steps:
         """The buffers of a signature, without entries."""
         return _Loaded(name, _initialize(self._buffers(name), self.known), -self._prefix)
 
-    def _load(self, loaded: "_Loaded") -> Buffers | CopiedBuffers:
+    def _load(self, loaded: "_Loaded") -> Buffers | CompiledSignature:
         """The buffers of a signature, after writing the entries that they lack."""
         assert loaded.buffers is not None
         if loaded.columns < self.position:
@@ -258,13 +258,13 @@ class _Loaded:
     That number is negative as long as the columns of a prefix are missing.
     """
 
-    def __init__(self, name: str, buffers: Buffers | CopiedBuffers | None, columns: int):
+    def __init__(self, name: str, buffers: Buffers | CompiledSignature | None, columns: int):
         self.name, self.buffers, self.columns = name, buffers, columns
 
 
 def _initialize(
-    buffers: Buffers | CopiedBuffers, known: dict[str, np.ndarray]
-) -> Buffers | CopiedBuffers:
+    buffers: Buffers | CompiledSignature, known: dict[str, np.ndarray]
+) -> Buffers | CompiledSignature:
     """The buffers, with the known arguments written, and zeros elsewhere."""
     for key, array in buffers.inputs.items():
         # Zeros: stale memory may hold NaN, and NaN times an attention weight of 0 is NaN.

@@ -1,0 +1,144 @@
+"""A file in LiteRT's `CompiledModel`, whose signatures share their packed weights and KV caches.
+
+XNNPACK copies each weight matrix into the order that its kernels read: once for each signature,
+unless it is given a cache of packed weights. In Python only `CompiledModel` takes one, since
+`Interpreter` creates its delegate itself, without options.
+"""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_tfm.runtime.litert_internals import as_value_errors, host_memory
+from keras_tfm.runtime.manifest.manifest import Input, Signature, Tensor
+from keras_tfm.runtime.manifest.storage import import_litert
+
+# The dtypes that LiteRT's TensorBuffer supports.
+DTYPES = ("float32", "float16", "int32", "int8", "uint8", "bool")
+# The path by which XNNPACK's delegate knows a cache in memory, which ends with the model.
+IN_MEMORY = ":memory"
+
+
+class CompiledSignature:
+    """A signature as a function of arrays by name; it has the interface of `Buffers`, too.
+
+    Its buffers are created at the first use: the caches of a length that is never reached take no
+    memory.
+    """
+
+    def __init__(self, model: Any, name: str, signature: Signature, caches: dict[Any, "_Array"]):
+        """`caches`: the buffers of KV caches, which all signatures of the model use."""
+        self._model, self._name, self._signature, self._caches = model, name, signature, caches
+
+    @functools.cached_property
+    def _inputs(self) -> dict[str, "_Array"]:
+        return {key: self._input(key, x) for key, x in self._signature.inputs.items()}
+
+    def _input(self, key: str, x: Input) -> "_Array":
+        place = key, tuple(x.shape), x.dtype
+        if place in self._caches:
+            return self._caches[place]
+        result = self._create(key, x)
+        if x.kind == "cache":
+            self._caches[place] = result
+        return result
+
+    @functools.cached_property
+    def _copied_inputs(self) -> dict[str, "_Array"]:
+        """Those of `__call__`, which leaves the caches of the steps as they are."""
+        return {key: self._create(key, x) for key, x in self._signature.inputs.items()}
+
+    @functools.cached_property
+    def _outputs(self) -> dict[str, "_Array"]:
+        create = functools.partial(self._model.create_output_buffer_by_name, self._name)
+        return {key: _Array(create(key), x) for key, x in self._signature.outputs.items()}
+
+    @functools.cached_property
+    def inputs(self) -> dict[str, np.ndarray]:
+        """The inputs by name. Writing to an array sets the input of the next `run`."""
+        return {key: x.array for key, x in self._inputs.items()}
+
+    def run(self) -> dict[str, np.ndarray]:
+        """Runs the signature. The outputs by name, valid until the next run."""
+        return self._run(self._inputs)
+
+    def __call__(self, **arrays: np.ndarray) -> dict[str, np.ndarray]:
+        """The outputs by name, as copies."""
+        for key, array in arrays.items():
+            self._copied_inputs[key].array[...] = array
+        return {key: np.array(x) for key, x in self._run(self._copied_inputs).items()}
+
+    def _create(self, key: str, x: Input) -> "_Array":
+        return _Array(self._model.create_input_buffer_by_name(self._name, key), x)
+
+    def _run(self, given: dict[str, "_Array"]) -> dict[str, np.ndarray]:
+        for x in given.values():
+            x.write()
+        inputs = {key: x.buffer for key, x in given.items()}
+        outputs = {key: x.buffer for key, x in self._outputs.items()}
+        with as_value_errors():
+            self._model.run_by_name(self._name, inputs, outputs)
+        for x in self._outputs.values():
+            x.read()
+        return {key: x.array for key, x in self._outputs.items()}
+
+
+class _Array:
+    """A buffer of LiteRT and its memory as an array, or a copy where LiteRT does not give it."""
+
+    def __init__(self, buffer: Any, tensor: Tensor):
+        self.buffer, dtype = buffer, np.dtype(tensor.dtype)
+        found = host_memory(buffer, int(np.prod(tensor.shape, dtype=int)) * dtype.itemsize)
+        self._copies = found is None
+        if found is None:
+            self.array = np.zeros(tensor.shape, dtype)
+        else:
+            self.array = np.frombuffer(found, dtype).reshape(tensor.shape)
+
+    def write(self) -> None:
+        """Before a run, of an input."""
+        if self._copies:
+            self.buffer.write(self.array)
+
+    def read(self) -> None:
+        """After a run, of an output."""
+        if self._copies:
+            flat = self.buffer.read(self.array.size, self.array.dtype)
+            self.array[...] = flat.reshape(self.array.shape)
+
+
+def unsupported_dtype(signatures: Mapping[str, Signature]) -> tuple[str, str, str] | None:
+    """The signature, tensor and dtype that `CompiledModel` cannot pass; None if there is none."""
+    for name, signature in signatures.items():
+        for key, x in [*signature.inputs.items(), *signature.outputs.items()]:
+            if x.dtype not in DTYPES:
+                return name, key, x.dtype
+    return None
+
+
+def compile_file(source: Path | bytes, threads: int, cache: Path | str | None) -> Any:
+    """LiteRT's `CompiledModel` of a file, with a cache of packed weights: a file or `IN_MEMORY`."""
+    options = import_litert("options")
+    cpu = options.CpuOptions(
+        num_threads=threads, xnnpack_weight_cache_path="" if cache is None else str(cache)
+    )
+    kind = import_litert("compiled_model").CompiledModel
+    given = {"environment": _environment(), "options": options.Options(cpu_options=cpu)}
+    if isinstance(source, bytes):
+        return kind.from_buffer(source, **given)
+    return kind.from_file(str(source), **given)
+
+
+def signatures_of(model: Any, signatures: Mapping[str, Signature]) -> dict[str, CompiledSignature]:
+    """The signatures of a compiled model, by name; they share the buffers of KV caches."""
+    caches: dict[Any, _Array] = {}
+    return {name: CompiledSignature(model, name, x, caches) for name, x in signatures.items()}
+
+
+@functools.cache
+def _environment() -> Any:
+    """LiteRT's environment, shared by all models: creating one loads accelerator libraries."""
+    return import_litert("environment").Environment.create()
