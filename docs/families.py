@@ -1,7 +1,8 @@
-"""Writes the tables of docs/api/models.md: every family of checkpoints, and its sizes.
+"""Writes what the docs say of each family: README's row, and docs/api/models.md.
 
 pip install -e ".[checkpoints]"
 python docs/families.py        # a minute; models are built without memory for their weights
+python docs/reference.py       # the entries of new builders
 """
 
 import re
@@ -15,23 +16,44 @@ from keras_tfm.checkpoints.huggingface import FAMILIES
 from keras_tfm.model_types import KINDS, MODEL_TYPES
 from keras_tfm.models.without_storage import without_storage
 
-PAGE = Path(__file__).parent / "api" / "models.md"
+ROOT = Path(__file__).parent.parent
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "api" / "models.md"
 
 
 def main() -> None:
-    write({"classes": classes(), "sizes": sizes()})
+    write(README, "models", titles())
+    entries = builders(PAGE.read_text())
+    for name, text in (("classes", classes()), ("sizes", sizes()), ("builders", entries)):
+        write(PAGE, name, f"\n\n{text}\n\n")
 
 
-def write(tables: dict[str, str]) -> None:
-    """Replaces the tables, each between two comments."""
-    text = PAGE.read_text()
-    for name, table in tables.items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        text, count = re.subn(
-            pattern, lambda x, t=table: f"{x[1]}\n{t}\n\n{x[2]}", text, flags=re.S
-        )
-        assert count == 1, f"{PAGE.name} must have one place for {name}, found {count}"
-    PAGE.write_text(text)
+def write(page: Path, name: str, text: str) -> None:
+    """Replaces what stands between two comments."""
+    pattern = rf"(<!-- {name} -->).*?(<!-- end {name} -->)"
+    whole, count = re.subn(pattern, lambda x: x[1] + text + x[2], page.read_text(), flags=re.S)
+    assert count == 1, f"{page.name} must have one place for {name}, found {count}"
+    page.write_text(whole)
+
+
+def titles() -> str:
+    """The families by kind, in one line."""
+    parts = []
+    for kind, heading in KINDS.items():
+        names = ", ".join(x.title for x in MODEL_TYPES if x.kind == kind)
+        parts.append(f"{heading[0].lower()}{heading[1:]}: {names}")
+    return "; ".join(parts)
+
+
+def builders(page: str) -> str:
+    """The entries of the builders by kind, with their text on the page; new ones are empty."""
+    parts = []
+    for kind, heading in KINDS.items():
+        parts.append(f"## {heading}: builders")
+        for name in sorted({x.builder for x in MODEL_TYPES if x.kind == kind}):
+            begin, end = f"<!-- keras_tfm.models.{name} -->\n", "<!-- end -->"
+            found = re.search(f"{begin}.*?{end}", page, re.S)
+            parts.append(found[0] if found else begin + end)
+    return "\n\n".join(parts)
 
 
 def classes() -> str:

@@ -90,7 +90,7 @@ MODEL_TYPES = (
         vocabularies={"": 30000}, tokenizer="AlbertTokenizer",
     ),
     ModelType(
-        "deberta-v2", "DeBERTa v2, v3, mDeBERTa", "encoders.deberta:DEBERTA", "deberta", "encoder",
+        "deberta-v2", "DeBERTa v2 and v3, mDeBERTa", "encoders.deberta:DEBERTA", "deberta", "encoder",
         padding="0", vocabularies={"": 128100},
     ),
     ModelType(
@@ -131,7 +131,7 @@ MODEL_TYPES = (
         tokenizer="LlamaTokenizer",
     ),
     ModelType(
-        "gemma3_text", "Gemma 3, text", "decoders.gemma:GEMMA3", "gemma", "decoder",
+        "gemma3_text", "Gemma 3 (text)", "decoders.gemma:GEMMA3", "gemma", "decoder",
         arguments={"post_norm": True, "query_key_norm": True}, tokenizer="GemmaTokenizer",
     ),
     ModelType(
@@ -203,11 +203,11 @@ MODEL_TYPES = (
     ),
     ModelType("clip", "CLIP", "vision.clip:CLIP", "clip", "images and texts"),
     ModelType(
-        "clip_vision_model", "CLIP, images", "vision.clip:CLIP_IMAGE", "clip_image",
+        "clip_vision_model", "CLIP (images)", "vision.clip:CLIP_IMAGE", "clip_image",
         "images and texts",
     ),
     ModelType(
-        "clip_text_model", "CLIP, texts", "vision.clip:CLIP_TEXT", "clip_text", "images and texts",
+        "clip_text_model", "CLIP (texts)", "vision.clip:CLIP_TEXT", "clip_text", "images and texts",
     ),
     ModelType(
         "lxmert", "LXMERT", "gallery.lxmert:LXMERT", "lxmert", "images and texts", padding="0",

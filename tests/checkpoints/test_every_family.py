@@ -1,13 +1,18 @@
-"""Every class of every model type, saved here, read and saved by transformers, and read here."""
+"""Every class of every model type, saved here, read and saved by transformers, and read here.
+
+And the tokens that language models generate here and there.
+"""
 
 import shutil
 
 import numpy as np
 import pytest
 from families import TYPES
+from keras_weights import randomize
 from saved_folders import CASES, architecture_of, inputs_of, outputs_of, save
 
-from keras_tfm.checkpoints import load_huggingface
+from keras_tfm import generation
+from keras_tfm.checkpoints import load_huggingface, save_huggingface
 from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
 
 pytest.importorskip("torch")
@@ -37,3 +42,43 @@ def test_both_ways(case, tmp_path):
     assert found.keys() == expected.keys()
     for name, x in found.items():
         np.testing.assert_allclose(x, expected[name], rtol=0, atol=1e-5 * max(1, np.abs(x).max()))
+
+
+DECODERS = [f"{x}, {architecture_of(x)}" for x in TYPES if TYPES[x].kind == "decoder"]
+DECODERS.append("llama, llama3")
+FAST_BEAMS = {"llama, llama3", "gemma2, Gemma2ForCausalLM"}
+
+
+@pytest.mark.parametrize(
+    ("case", "beams"),
+    [
+        pytest.param(
+            case, beams, id=f"{case}, {beams}",
+            marks=[pytest.mark.slow] * (beams > 1 and case not in FAST_BEAMS),
+        )
+        for case in DECODERS
+        for beams in (1, 4)
+    ],
+)  # fmt: skip
+def test_generated_tokens(case, beams, tmp_path):
+    """With a cache on both sides, from a prompt that is shorter than the windows."""
+    import torch
+    from read_by_transformers import read
+
+    model = randomize(CASES[case](), seed=4)
+    for x in model.get_layer("embedding").weights:
+        if x.path.endswith("embeddings"):
+            x.assign(0.2 * x)  # with large ones a decoder repeats its last token
+    save_huggingface(model, tmp_path, end_id=None)
+    prompt = inputs_of(model)["tokens"][:, :3]
+    with torch.no_grad():
+        expected = read(tmp_path).generate(
+            torch.from_numpy(prompt.astype("int64")), max_length=16, num_beams=beams,
+            do_sample=False, eos_token_id=None, pad_token_id=0, length_penalty=0.0,
+            early_stopping=False,
+        ).numpy()  # fmt: skip
+    strategy = None if beams == 1 else generation.Beam(beams, length_penalty=0.0)
+    actual = generation.generate(model, prompt, max_length=16, strategy=strategy)
+    # Post-norm, small and random, GPT-1 knows two tokens.
+    assert len(np.unique(expected[:, 3:])) > (1 if case.startswith("openai-gpt") else 3)
+    np.testing.assert_array_equal(np.asarray(actual.tokens)[:, :16], expected)
