@@ -90,8 +90,8 @@ MODEL_TYPES = (
         vocabularies={"": 30000}, tokenizer="AlbertTokenizer",
     ),
     ModelType(
-        "deberta-v2", "DeBERTa v2 and v3, mDeBERTa", "encoders.deberta:DEBERTA", "deberta", "encoder",
-        padding="0", vocabularies={"": 128100},
+        "deberta-v2", "DeBERTa v2 and v3, mDeBERTa", "encoders.deberta:DEBERTA", "deberta",
+        "encoder", padding="0", vocabularies={"": 128100},
     ),
     ModelType(
         "modernbert", "ModernBERT", "encoders.modernbert:MODERNBERT", "modernbert", "encoder",

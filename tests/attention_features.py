@@ -1,5 +1,7 @@
 """Layers with positions, windows, norms and gates: random weights, and what they should compute."""
 
+import math
+
 import numpy as np
 import reference
 import reference_positions as rp
@@ -13,6 +15,7 @@ from keras_tfm.layers import (
     DecodingScope,
     DisentangledPositionEmbedding,
     LinearScaling,
+    LongRoPEScaling,
     RelativePositionBias,
     RelativePositionEmbedding,
     RotaryEmbedding,
@@ -101,6 +104,10 @@ def rotary_arguments(position, head_dim):
         length = scaling.original_length
         frequencies = rp.yarn_frequencies(dim, scaling.factor, length, base, *turns)
         magnitude = rp.yarn_magnitude(scaling.factor)
+    elif isinstance(scaling, LongRoPEScaling):
+        factors = scaling.long_factors if scaling.is_long else scaling.short_factors
+        frequencies = rp.rotary_frequencies(dim, base) / np.array(factors)
+        magnitude = (1 + math.log(scaling.factor, scaling.original_length)) ** 0.5
     else:
         frequencies = rp.ntk_frequencies(dim, scaling.factor, base)
     return {

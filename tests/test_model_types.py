@@ -58,7 +58,7 @@ def test_the_docs_are_those_of_the_list():
         assert f"<!-- {name} -->{body}<!-- end {name} -->" in text, "run python docs/families.py"
 
 
-# What scripts write from the list, the history, and the configurations of transformers that test its
+# What scripts write from the list, the history, and configurations of transformers that test more
 # options; test_every_family.py tests a family without a line there.
 OTHERS = {
     "README.md",

@@ -59,6 +59,7 @@ from keras_tfm.layers.positions.rotary_embedding_2d import RotaryEmbedding2D
 from keras_tfm.layers.positions.rotary_scaling import (
     LinearScaling,
     Llama3Scaling,
+    LongRoPEScaling,
     NTKScaling,
     YaRNScaling,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LogMelSpectrogram",
+    "LongRoPEScaling",
     "MSABlock",
     "MSAColumnAttention",
     "MSAGlobalAttention",

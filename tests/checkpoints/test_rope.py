@@ -15,6 +15,7 @@ FAMILIES_OF_ALL = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2"]
 LINEAR = {"rope_type": "linear", "factor": 3.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 9.0]}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 
 
@@ -80,6 +81,25 @@ def test_fields_that_change_nothing(rope, tmp_path):
     assert rope_of(tmp_path, rope_scaling=rope, partial_rotary_factor=1.0) == (10000.0, None)
 
 
+def test_every_field_of_longrope(tmp_path):
+    """Without a factor: how many times longer than in training the positions are."""
+
+    def scaling_of(length=None, **fields):
+        more = {} if length is None else {"original_max_position_embeddings": length}
+        return rope_of(tmp_path, rope_scaling={**LONG, **fields}, **more)[1]
+
+    known = {"short_factors": [1.0, 1.5], "long_factors": [2.0, 9.0]}
+    assert scaling_of(8) == layers.LongRoPEScaling(4.0, 8, **known)
+    assert scaling_of(8, factor=3.0) == layers.LongRoPEScaling(3.0, 8, **known)
+    assert scaling_of(64).magnitude == 1.0
+    assert scaling_of(8, attention_factor=1.5).magnitude == 1.5
+    assert rope_of(
+        tmp_path,
+        rope_scaling={"type": "su", "short_factor": [1.0, 1.5], "long_factor": [2.0, 9.0]},
+        original_max_position_embeddings=8,
+    )[1] == scaling_of(8)
+
+
 def test_every_field_of_yarn(tmp_path):
     def scaling_of(**fields):
         return rope_of(tmp_path, rope_scaling={**YARN, **fields})[1]
@@ -108,7 +128,11 @@ def test_the_length_in_training(tmp_path):
     ("fields", "message"),
     [
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type must be one of"),
-        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type must be one of"),
+        (
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+            "rope_scaling must be of the .*short",
+        ),
+        ({"rope_scaling": {**LONG, "short_factor": [0.0]}}, "rope_scaling must be .*each of short"),
         ({"rope_scaling": {**LINEAR, "factor": 0.5}}, "rope_scaling must be .*factor must be at l"),
         ({"rope_scaling": {"factor": 2.0}}, "rope_scaling must be without a factor"),
         ({"rope_parameters": {**PLAIN, "sections": [1]}}, "rope_parameters must be without"),

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import keras
@@ -18,6 +19,7 @@ from keras import ops
 from keras_tfm.layers import (
     DecodingScope,
     LinearScaling,
+    LongRoPEScaling,
     MultiHeadSelfAttention,
     NTKScaling,
     RotaryEmbedding,
@@ -44,6 +46,10 @@ FORMS = {
     "NTK": {"scaling": NTKScaling(4.0)},
     "YaRN": {"scaling": YaRNScaling(4.0, original_length=512)},
     "YaRN, part": {"scaling": YaRNScaling(2.0, original_length=64), "rotary_dim": 6},
+    "LongRoPE, part": {
+        "scaling": LongRoPEScaling(3.0, 7, (1.0,) * 3, (1.0, 2.5, 40.0), is_long=True),
+        "rotary_dim": 6,
+    },
 }
 every_form = pytest.mark.parametrize("options", FORMS.values(), ids=FORMS)
 
@@ -244,6 +250,52 @@ def test_a_factor_of_1_changes_nothing(rng):
     for scaling in (LinearScaling(1.0), NTKScaling(1.0), YaRNScaling(1.0, 64)):
         actual = rotated(RotaryEmbedding(scaling=scaling), x)
         assert_close(actual, rotated(RotaryEmbedding(), x), 1e-7)  # one rounding
+
+
+def test_longrope_by_hand():
+    """D = 4, w = 100: frequencies 1 and 0.1. L = 16, 4 times longer: sqrt(1 + ln 4 / ln 16)."""
+    short = LongRoPEScaling(4.0, 16, short_factors=[1.0, 2.0], long_factors=[4.0, 8.0])
+    assert_close(short.frequencies(4, 100.0), np.array([1.0, 0.05]), FLOAT64)
+    assert_close(short.magnitude, math.sqrt(1.5), FLOAT64)
+    long = dataclasses.replace(short, is_long=True, attention_factor=1.25)
+    assert_close(long.frequencies(4, 100.0), np.array([0.25, 0.0125]), FLOAT64)
+    assert long.magnitude == 1.25
+    with pytest.raises(ValueError, match=r"short_factors must have 3 entries for 6 .*, got 2"):
+        short.frequencies(6, 100.0)
+
+
+def test_short_factors_refuse_longer_sequences():
+    scaling = LongRoPEScaling(4.0, 5, short_factors=[1.0] * 4, long_factors=[2.0] * 4)
+    layer = MultiHeadSelfAttention(
+        2, causal=True, head_dim=8, position=RotaryEmbedding(scaling=scaling)
+    )
+    x = ops.ones((1, 6, 16))
+    assert layer(x[:, :5]).shape == (1, 5, 16)
+    message = r"at most original_length \(5\) tokens with LongRoPE's short factors, got 6"
+    with pytest.raises(ValueError, match=message):
+        layer(x)
+    with pytest.raises(ValueError, match=message), DecodingScope({}, position=0, length=6):
+        layer(x[:, :1])
+    scaling = dataclasses.replace(scaling, is_long=True)
+    long = MultiHeadSelfAttention(
+        2, causal=True, head_dim=8, position=RotaryEmbedding(scaling=scaling)
+    )
+    assert long(x).shape == (1, 6, 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"original_length": 1}, "original_length must be at least 2, got 1"),
+        ({"short_factors": [1.0, 0.0]}, "each of short_factors must be positive, got 0.0"),
+        ({"long_factors": [-1.0]}, "each of long_factors must be positive, got -1.0"),
+        ({"factor": 0.5}, "factor must be at least 1, got 0.5"),
+    ],
+)
+def test_impossible_longrope_is_refused(options, message):
+    good = {"factor": 2.0, "original_length": 8, "short_factors": [1.0], "long_factors": [2.0]}
+    with pytest.raises(ValueError, match=message):
+        LongRoPEScaling(**{**good, **options})
 
 
 # In the layer

@@ -12,7 +12,7 @@ from typing import Any
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.decoders.decoder_fields import FULL, SLIDING
-from keras_tfm.layers import LinearScaling, Llama3Scaling, YaRNScaling
+from keras_tfm.layers import LinearScaling, Llama3Scaling, LongRoPEScaling, YaRNScaling
 
 _TRAINED = "original_max_position_embeddings"
 # Fields of a scaling by its `rope_type`, and the arguments of its class.
@@ -38,20 +38,58 @@ _SCALINGS: dict[str, tuple[Any, dict[str, str]]] = {
             "high_freq_factor": "high_turns",
         },
     ),
+    "longrope": (
+        LongRoPEScaling,
+        {
+            "factor": "factor",
+            _TRAINED: "original_length",
+            "short_factor": "short_factors",
+            "long_factor": "long_factors",
+            "attention_factor": "attention_factor",
+        },
+    ),
 }
 _MSCALES = ("mscale", "mscale_all_dim")
+_PARTIAL = "partial_rotary_factor"
 # Values that change nothing, whatever the `rope_type`.
-_NEUTRAL = {"partial_rotary_factor": 1.0}
+_NEUTRAL = {_PARTIAL: 1.0}
 _BASE, _LOCAL_BASE, _GLOBAL_BASE = 10000.0, 10000.0, 1000000.0
 
 
-def read_rope(config: Config, default: float = _BASE) -> Arguments:
+def read_rope(config: Config, default: float = _BASE, trained: int | None = None) -> Arguments:
     """The builder's arguments for rotary positions that are the same in all blocks.
 
     Args:
         config: the configuration.
         default: float, the base if no field names it: `default_theta` in `transformers`.
+        trained: int, the sequence length in training, if no field names it. Default:
+            `max_position_embeddings`.
     """
+    return _read_rope(config, default, trained)[0]
+
+
+def read_partial_rope(
+    config: Config, head_dim: int, default: float = _BASE, trained: int | None = None
+) -> Arguments:
+    """As `read_rope`, with `rotary_dim`: of a family that may rotate a part of each head.
+
+    Args:
+        config, default, trained: as in `read_rope`.
+        head_dim: int, width of a head.
+    """
+    arguments, part = _read_rope(config, default, trained, partial=True)
+    if not isinstance(part, int | float) or isinstance(part, bool) or not 0 < part <= 1:
+        config.refuse(_PARTIAL, part, "a number above 0, at most 1")
+    rotary_dim = int(head_dim * part)
+    if rotary_dim == 0 or rotary_dim % 2:
+        config.refuse(_PARTIAL, part, f"an even part of a head ({head_dim})")
+    return {**arguments, "rotary_dim": None if rotary_dim == head_dim else rotary_dim}
+
+
+def _read_rope(
+    config: Config, default: float, trained: int | None, partial: bool = False
+) -> tuple[Arguments, Any]:
+    """The base and the scaling, and the part of a head that is rotated."""
     newer, older = config.fields.get("rope_parameters"), config.fields.get("rope_scaling")
     name = "rope_scaling" if older else "rope_parameters"
     rope = _dictionary(config, name, older or newer or {})
@@ -66,10 +104,17 @@ def read_rope(config: Config, default: float = _BASE) -> Arguments:
                 "write rope_theta into rope_scaling",
                 stacklevel=2,
             )
-    if config.fields.get(_TRAINED) is not None and _kind(rope) in ("yarn", "llama3"):
-        rope[_TRAINED] = config.fields[_TRAINED]  # has priority in transformers
+    length = config.fields.get(_TRAINED, trained)
+    if length is not None and _kind(rope) in ("yarn", "llama3", "longrope"):
+        rope[_TRAINED] = length  # has priority in transformers
+    part = 1.0
+    if partial:
+        parts = (rope.pop(_PARTIAL, None), config.fields.get(_PARTIAL))
+        part = next((x for x in parts if x is not None), 1.0)
+    else:
+        config.only(**_NEUTRAL)
     base, scaling = _read(config, name, rope)
-    return {"rope_theta": base, "rope_scaling": scaling}
+    return {"rope_theta": base, "rope_scaling": scaling}, part
 
 
 def read_rope_by_layer_type(
@@ -83,6 +128,7 @@ def read_rope_by_layer_type(
         config: the configuration.
         whole, local: the fields that earlier versions have for both bases, and their defaults.
     """
+    config.only(**_NEUTRAL)
     by_type = config.fields.get("rope_parameters")
     by_type = {} if by_type is None else by_type
     if not isinstance(by_type, dict) or not set(by_type) <= {FULL, SLIDING}:
@@ -116,7 +162,8 @@ def _dictionary(config: Config, name: str, value: Any) -> Fields:
 
 
 def _kind(rope: Fields) -> Any:
-    return rope.get("rope_type", rope.get("type", "default"))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return "longrope" if kind == "su" else kind  # its name in the first folders of Phi-3
 
 
 def _read(config: Config, name: str, rope: Fields) -> tuple[float, Any]:
@@ -136,7 +183,6 @@ def _read(config: Config, name: str, rope: Fields) -> tuple[float, Any]:
     fields = {
         key: x for key, x in given.items() if x is not None and (key, x) not in _NEUTRAL.items()
     }
-    config.only(partial_rotary_factor=1.0)
     if kind == "default":
         # Without a scaling nothing reads the others; a factor says that one was meant.
         known = {key for _, names in _SCALINGS.values() for key in names} | set(_MSCALES)
@@ -154,14 +200,24 @@ def _read(config: Config, name: str, rope: Fields) -> tuple[float, Any]:
         _take_mscales(config, name, fields)
     if kind != "linear":
         fields.setdefault(_TRAINED, config.integer("max_position_embeddings", None))
+    if kind == "longrope" and "factor" not in fields:
+        fields["factor"] = _times_longer(config, name, fields[_TRAINED])
     if not set(fields) <= set(names):
         config.refuse(name, given, f"of the fields {list(names)}")
     try:
         scaling = cls(**{names[key]: x for key, x in fields.items()})
     except (TypeError, ValueError) as error:
         config.refuse(name, given, f"of the fields {list(names)}, in their ranges ({error})")
-    changes = scaling.factor != 1 or scaling.magnitude != 1
+    changes = kind == "longrope" or scaling.factor != 1 or scaling.magnitude != 1
     return theta, scaling if changes else None
+
+
+def _times_longer(config: Config, name: str, trained: Any) -> float:
+    """How many times longer sequences are than in training, at least 1."""
+    length = config.integer("max_position_embeddings", None)
+    if length is None or type(trained) is not int or trained < 1:
+        config.refuse(name, trained, f"with a factor, or with {_TRAINED}")
+    return max(1.0, length / trained)
 
 
 def _take_mscales(config: Config, name: str, fields: Fields) -> None:
@@ -182,6 +238,21 @@ def rope_fields(model: models.Model) -> Fields:
     """The fields of rotary positions that are the same in all blocks, for every version."""
     given = model.arguments
     return _for_every_version(_rope(model, given["rope_theta"], given["rope_scaling"]))
+
+
+def partial_rope_fields(model: models.Model) -> Fields:
+    """As `rope_fields`, of a builder with `rotary_dim`."""
+    given, fields = model.arguments, rope_fields(model)
+    head_dim = given["dim"] // given["num_heads"]
+    rotary_dim = given["rotary_dim"] or head_dim
+    part = rotary_dim / head_dim
+    while int(head_dim * part) < rotary_dim:  # rounding
+        part = math.nextafter(part, 1.0)
+    return {
+        **fields,
+        _PARTIAL: part,
+        "rope_parameters": {**fields["rope_parameters"], _PARTIAL: part},
+    }
 
 
 def rope_fields_by_layer_type(model: models.Model, has_windows: bool) -> Fields:
@@ -222,6 +293,7 @@ def _rope(model: models.Model, theta: float, scaling: Any) -> Fields:
     for kind, (cls, names) in _SCALINGS.items():
         if isinstance(scaling, cls):
             values = {key: getattr(scaling, x) for key, x in names.items()}
+            values = {key: list(x) if isinstance(x, tuple) else x for key, x in values.items()}
             # Defaults that older versions warn of.
             values = {
                 key: x

@@ -51,6 +51,13 @@ class Span:
         """The number of different positions."""
         return 1 if self.together else self.length
 
+    @property
+    def end(self) -> int | None:
+        """An upper bound (exclusive) of the positions, or None if it is unknown."""
+        if self.limit is None and isinstance(self.start, int) and isinstance(self.length, int):
+            return self.start + self.length
+        return self.limit
+
     def array(self) -> np.ndarray:
         """(T,), int32. Requires `is_static`."""
         if self.together:

@@ -30,8 +30,8 @@ class RotaryEmbedding(AttentionPosition):
         interleaved: bool, pair neighbours (x_2i, x_2i+1) as in the paper and GPT-J, instead of
             halves (x_i, x_{i+K/2}) as in Llama and GPT-NeoX. Weights trained with one kind do not
             work with the other.
-        scaling: `LinearScaling`, `Llama3Scaling`, `NTKScaling` or `YaRNScaling`, for sequences
-            longer than in training. Default: none.
+        scaling: `LinearScaling`, `Llama3Scaling`, `LongRoPEScaling`, `NTKScaling` or `YaRNScaling`,
+            for sequences longer than in training. Default: none.
 
     Raises:
         TypeError: an argument of the wrong type.
@@ -62,8 +62,8 @@ class RotaryEmbedding(AttentionPosition):
             scaling = keras.saving.deserialize_keras_object(scaling)
         if scaling is not None and not isinstance(scaling, RotaryScaling):
             raise TypeError(
-                "scaling must be LinearScaling, Llama3Scaling, NTKScaling or YaRNScaling, "
-                f"got {type(scaling).__name__}"
+                "scaling must be LinearScaling, Llama3Scaling, LongRoPEScaling, NTKScaling or "
+                f"YaRNScaling, got {type(scaling).__name__}"
             )
         self.max_wavelength = max_wavelength
         self.rotary_dim = rotary_dim
@@ -119,6 +119,8 @@ class RotaryEmbedding(AttentionPosition):
         """Sine and cosine of each pair's angle: (..., T, dim / 2, 2), float32."""
         if self.scaling is None:
             return sinusoids(positions, angular_frequencies(dim, self.max_wavelength))
+        if isinstance(positions, Span) and positions.end is not None:
+            self.scaling.check_length(positions.end)
         pairs = sinusoids(positions, self.scaling.frequencies(dim, self.max_wavelength))
         return pairs if self.scaling.magnitude == 1.0 else pairs * self.scaling.magnitude
 

@@ -1,12 +1,13 @@
-"""Four ways to extend rotary positions to longer sequences."""
+"""Five ways to extend rotary positions to longer sequences."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import keras
 import numpy as np
 
-from keras_tfm.arguments import check_number, check_positive
+from keras_tfm.arguments import check_integer, check_number, check_positive
 from keras_tfm.layers.positions.sinusoids import angular_frequencies
 from keras_tfm.layers.types import Config
 
@@ -34,6 +35,9 @@ class RotaryScaling:
     def magnitude(self) -> float:
         """The factor of queries and keys."""
         return 1.0
+
+    def check_length(self, length: int) -> None:
+        """Raises if the frequencies are not those of sequences of this length."""
 
     def get_config(self) -> Config:
         """The constructor's arguments."""
@@ -200,3 +204,75 @@ class Llama3Scaling(RotaryScaling):
         turns = self.original_length * plain / (2 * math.pi)
         kept = np.clip((turns - self.low_turns) / (self.high_turns - self.low_turns), 0.0, 1.0)
         return plain * kept + plain / self.factor * (1.0 - kept)
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+@dataclass(frozen=True)
+class LongRoPEScaling(RotaryScaling):
+    """LongRoPE: divides each frequency by a factor of its own (arXiv:2402.13753), as in Phi-3.
+
+    There are two lists of factors, for sequences of at most `original_length` tokens and for longer
+    ones. A model has one of them: keys in a cache must not change when a text grows. `transformers`
+    chooses by the length of each call.
+
+    Queries and keys are multiplied by sqrt(1 + ln(factor) / ln(original_length)), or by
+    `attention_factor`.
+
+    Args:
+        factor: float, how many times longer, at least 1.
+        original_length: int, sequence length in training, at least 2.
+        short_factors, long_factors: list of positive floats, a factor for each frequency: half the
+            number of rotated dimensions.
+        is_long: bool, whether the long factors are used. Without them, a sequence that is longer
+            than `original_length` is an error, if its length is known when the graph is made.
+        attention_factor: float, factor of queries and keys. Default: see above.
+
+    Example:
+
+    >>> from keras_tfm.layers import LongRoPEScaling
+    >>> scaling = LongRoPEScaling(4.0, 64, short_factors=[1.0, 2.0], long_factors=[1.0, 8.0])
+    >>> scaling.frequencies(4, 10000.0).tolist()
+    [1.0, 0.005]
+    """
+
+    original_length: int
+    short_factors: Sequence[float]
+    long_factors: Sequence[float]
+    is_long: bool = False
+    attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("original_length", self.original_length, minimum=2)
+        check_positive("attention_factor", self.attention_factor, optional=True)
+        for name in ("short_factors", "long_factors"):
+            factors = tuple(getattr(self, name))
+            for factor in factors:
+                check_positive(f"each of {name}", factor)
+            object.__setattr__(self, name, factors)  # hashable, as the others
+
+    def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
+        """The angular frequencies of a rotation of width `dim`: (dim / 2,)."""
+        name = "long_factors" if self.is_long else "short_factors"
+        plain, factors = angular_frequencies(dim, max_wavelength), getattr(self, name)
+        if len(factors) != len(plain):
+            raise ValueError(
+                f"{name} must have {len(plain)} entries for {dim} rotated dimensions, "
+                f"got {len(factors)}"
+            )
+        return plain / np.array(factors)
+
+    @property
+    def magnitude(self) -> float:
+        """The factor of queries and keys."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return math.sqrt(1.0 + math.log(self.factor) / math.log(self.original_length))
+
+    def check_length(self, length: int) -> None:
+        """Raises if short factors are to be used for longer sequences."""
+        if length > self.original_length and not self.is_long:
+            raise ValueError(
+                f"sequences must have at most original_length ({self.original_length}) tokens with "
+                f"LongRoPE's short factors, got {length}: use is_long=True"
+            )
