@@ -63,6 +63,8 @@ class Family:
         unused: function of a model that returns the tensors of `transformers` on which the model's
             outputs do not depend, and which it does not have. They are ignored when loaded, and
             saved with these values.
+        not_saved: names of the builder's arguments that `config.json` cannot have. Default: what
+            the input is, of models of images and audio.
     """
 
     model_type: str
@@ -78,6 +80,7 @@ class Family:
     preprocessor: Callable[[Model], Fields | None] = lambda model: None
     unused: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
     aliases: Mapping[str, str] = field(default_factory=dict)
+    not_saved: tuple[str, ...] = ("image_size", "audio")
 
     def entries(self, model: Model) -> list[Entry]:
         """An entry for each weight of a model."""

@@ -368,7 +368,7 @@ def save_huggingface(
             (new / PREPROCESSOR).write_text(text + "\n", encoding="utf-8")
             names.append(PREPROCESSOR)
         given = model.arguments
-        options = {name: given[name] for name in ("image_size", "audio") if name in given}
+        options = {name: given[name] for name in family.not_saved if name in given}
         check_equal(model, load_huggingface(new, **options))
         for name in names:
             atomic_files.flush(new / name)

@@ -137,7 +137,7 @@ def shared_fields(model: models.Model, architecture: str) -> Fields:
         "num_key_value_heads": given["num_key_value_heads"] or heads,
         "head_dim": given.get("head_dim") or given["dim"] // heads,
         "rms_norm_eps": given["rms_norm_epsilon"],
-        "attention_bias": given["attention_bias"] is True,
+        "attention_bias": given.get("attention_bias") is True,
         "attention_dropout": given["attention_dropout"],
         "tie_word_embeddings": given["tie_output"],
         "max_position_embeddings": given["max_length"],
