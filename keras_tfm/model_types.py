@@ -151,6 +151,10 @@ MODEL_TYPES = (
         vocabularies={"": 49159},
     ),
     ModelType(
+        "phi3", "Phi-3, Phi-4-mini", "decoders.phi3:PHI3", "phi3", "decoder",
+        vocabularies={"": 32064}, tokenizer="LlamaTokenizer",
+    ),
+    ModelType(
         "smollm3", "SmolLM3", "decoders.smollm3:SMOLLM3", "smollm3", "decoder",
         vocabularies={"": 128256},
     ),

@@ -20,7 +20,7 @@ SMALL = {
     "dim": 12, "num_layers": 2, "num_heads": 2, "intermediate_dim": 13, "dropout": 0.0,
     "head_dim": 8, "num_key_value_heads": 1, "embedding_dim": 6, "projection_dim": 9,
     "vocabulary_size": 31, "max_length": 17, "pad_id": 0, "end_id": 3,
-    "image_size": 12, "patch_size": 4,
+    "image_size": 12, "patch_size": 4, "window": 4, "rotary_dim": 4,
 }  # fmt: skip
 BACKBONE = {"stem_dim": 6, "dims": (8, 7), "depths": (1, 2), "bottleneck": False}
 
@@ -33,7 +33,7 @@ def own_options():
     dinov2 = {"intermediate_dim": 2 * dim, "patch_size": (4, 6), "layer_scale": 0.7}
     return {
         "deberta-v2": {"num_buckets": 4, "kernel_size": 3},
-        "modernbert": {"dim": 2 * dim, "window": 4},
+        "modernbert": {"dim": 2 * dim},
         "openai-gpt": {"intermediate_dim": 4 * dim},  # n_inner is unknown to transformers
         "gpt_neo": {"windows": [None, 4]},
         "mistral": {"windows": 4},

@@ -7,6 +7,7 @@ one of the words, for `read_by_transformers.py`, which any version of transforme
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from compare import to_numpy
@@ -42,6 +43,15 @@ OPTIONS = {
     "qwen3, tied": {"tie_output": True},
     "llama, biases": {"attention_bias": True, "feed_forward_bias": True},
     "gemma3_text, no windows": {"windows": None},
+    "llama, longrope": {
+        "rope_scaling": layers.LongRoPEScaling(4.0, 16, [1.0, 1.1, 1.4, 2.0], [8.0] * 4),
+    },
+    "phi3, longrope": {"rope_scaling": layers.LongRoPEScaling(17 / 16, 16, [1.1, 2.0], [8.0] * 2)},
+    "phi3, whole heads, long texts": {
+        "rotary_dim": None, "long_texts": True, "rope_scaling": layers.LongRoPEScaling(
+            4.0, 8, [1.0] * 3, [1.1, 9.0, 40.0], attention_factor=1.5,
+        ),
+    },
     "t5, plain, untied": {"gated": False, "tie_output": False, "activation": "gelu"},
     "marian, two vocabularies": {"target_vocabulary_size": VOCABULARY},
     "marian, two sizes, version 5": {"target_vocabulary_size": 37},
@@ -67,6 +77,12 @@ def small(model_type, architecture=None, **options):
     return with_head(model_type, architecture, **{**READ.get(model_type, {}), **options})
 
 
+def scalings_of(model_type):
+    """The names of the scalings that a builder takes, if it takes any."""
+    scaling = arguments_of(model_type).get("rope_scaling")
+    return SCALINGS if scaling is not None and scaling.annotation is Any else {}
+
+
 CASES = {
     **{
         f"{name}, {architecture}": partial(small, name, architecture)
@@ -76,8 +92,7 @@ CASES = {
     **{
         f"{name}, {scaling}": partial(small, name, rope_scaling=SCALINGS[scaling])
         for name in FAMILIES
-        if "rope_scaling" in arguments_of(name)
-        for scaling in SCALINGS
+        for scaling in scalings_of(name)
         # transformers reads `truncate` in no configuration by layer type.
         if (name, scaling) != ("gemma3_text", "yarn in full")
     },

@@ -5,6 +5,7 @@ from keras_tfm.models.decoders.gpt import gpt
 from keras_tfm.models.decoders.granite import granite
 from keras_tfm.models.decoders.llama import llama
 from keras_tfm.models.decoders.olmo2 import olmo2
+from keras_tfm.models.decoders.phi3 import phi3
 from keras_tfm.models.decoders.smollm3 import smollm3
 from keras_tfm.models.encoder_decoders.bart import bart
 from keras_tfm.models.encoder_decoders.marian import marian
@@ -91,6 +92,7 @@ __all__ = [
     "olmo2",
     "pair_classifier",
     "pegasus",
+    "phi3",
     "question_answering",
     "replaced_token_detection",
     "resize_vocabulary",
