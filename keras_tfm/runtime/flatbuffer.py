@@ -396,6 +396,27 @@ def weight_uses(model: Table) -> Iterator[WeightUse]:
                 yield WeightUse(graph, operator, name, tensor)
 
 
+def called(operator: Table) -> dict[tuple[str, str], int]:
+    """The subgraphs that an operator calls, as the body of a WHILE, by field and option."""
+    return {
+        (field, key): number
+        for field in ("builtinOptions", "builtinOptions2")
+        for key, number in getattr(getattr(operator, field), "__dict__", {}).items()
+        if "subgraph" in key.lower() and isinstance(number, int)
+    }
+
+
+def reachable(model: Table, graphs: Iterable[int]) -> set[int]:
+    """These subgraphs and all that they call."""
+    found, waiting = set[int](), list(graphs)
+    while waiting:
+        number = waiting.pop()
+        if number not in found:
+            found.add(number)
+            waiting += (x for y in model.subgraphs[number].operators for x in called(y).values())
+    return found
+
+
 def float_weights(model: Table) -> dict[int, np.ndarray]:
     """The weights stored in float32, by the index of their buffer."""
     schema = import_litert("schema_py_generated")

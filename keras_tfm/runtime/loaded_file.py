@@ -3,6 +3,7 @@
 import copy
 import functools
 import hashlib
+import mmap
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,12 +42,15 @@ class LoadedFile:
 
     Args:
         file, threads, weight_cache, adapter: as in `runtime.load`.
+        xnnpack: bool, whether XNNPACK runs the file, with copies of the weights in the order that
+            its kernels read. Otherwise LiteRT's own, slower kernels read them where they are.
 
     Attributes:
         source: Path, absolute, or bytes: the file.
         path: Path, its name in messages.
         manifest: `Manifest`, of one model if this is a part of a file of several.
         signatures: dict of `Signature` by name.
+        threads, xnnpack: the arguments.
         checksum: str, that of the file and its adapter.
         lock: held while a signature runs. LiteRT's interpreter is one set of buffers, so two
             threads would mix their results. Reentrant: a callback that chooses a token may run
@@ -61,6 +65,7 @@ class LoadedFile:
         threads: int = 1,
         weight_cache: str | Path | None = None,
         adapter: str | Path | None = None,
+        xnnpack: bool = True,
     ):
         if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)):
             raise TypeError(f"threads must be an integer of at least 1, got {threads!r}")
@@ -69,10 +74,11 @@ class LoadedFile:
         threads, (self.source, name) = int(threads), storage.source_of(file)
         # A pickle is read where another folder may be the current one.
         paths = [x and Path(x).absolute() for x in (weight_cache, adapter)]
-        self._arguments = (self.source, threads, *paths)
+        self._arguments = (self.source, threads, *paths, xnnpack)
         self.path = self.source if isinstance(self.source, Path) else name
         self.manifest = storage.read(self.source, name)
         self.signatures = self.manifest.signatures
+        self.threads, self.xnnpack = threads, xnnpack
         self.checksum = self.manifest.sha256
         self._adapter = None
         if adapter is not None:
@@ -82,23 +88,14 @@ class LoadedFile:
             source = self.content()
             both = self.checksum + self._adapter.checksum
             self.checksum = hashlib.sha256(both.encode()).hexdigest()
-        self._memory = _Memory(self._load(source, threads, weight_cache), source)
+        if weight_cache is not None:
+            runners = cached_runners(source, self.signatures, self.checksum, threads, weight_cache)
+        else:
+            runners = load_signatures(source, threads, self.signatures, xnnpack)
+        self._memory = _Memory(runners, source)
         self.lock = threading.RLock()
         self.cache_user = 0
         self._part_of: tuple[LoadedFile, str] | None = None
-
-    def _load(
-        self, source: Path | bytes, threads: int, weight_cache: str | Path | None
-    ) -> Mapping[str, Runner]:
-        """The signatures as functions."""
-        if weight_cache is not None:
-            return cached_runners(source, self.signatures, self.checksum, threads, weight_cache)
-        size = len(source) if isinstance(source, bytes) else source.stat().st_size
-        if size < SHARED_BYTES or unsupported_dtype(self.signatures) is not None:
-            return _interpret(source, threads, self.signatures)
-        with packed_weights_in_huge_pages():
-            model = compile_file(source, threads, IN_MEMORY)
-        return signatures_of(model, self.signatures)
 
     @functools.cached_property
     def models(self) -> dict[str, "LoadedFile"]:
@@ -127,6 +124,10 @@ class LoadedFile:
         if self._adapter is None or self.manifest.adapters is None:
             return content
         return adapters.patch(content, self.manifest.adapters, self._adapter)
+
+    def map_content(self) -> bytes | mmap.mmap:
+        """`content`, in memory only as far as it is read, if the file has no adapter."""
+        return storage.map_content(self.source) if self._adapter is None else self.content()
 
     def close(self) -> None:
         """Releases LiteRT's memory; later runs raise a ValueError. A second call does nothing."""
@@ -245,11 +246,21 @@ class _Memory:
         self.source: Path | bytes | None = source
 
 
-def _interpret(
-    source: Path | bytes, threads: int, signatures: Mapping[str, Signature]
-) -> dict[str, Runner]:
-    """The signatures as functions of LiteRT's interpreter."""
+def load_signatures(
+    source: Path | bytes, threads: int, signatures: Mapping[str, Signature], xnnpack: bool = True
+) -> Mapping[str, Runner]:
+    """The signatures of a .tflite file as functions; arguments as of `LoadedFile`."""
+    size = len(source) if isinstance(source, bytes) else source.stat().st_size
+    if xnnpack and size >= SHARED_BYTES and unsupported_dtype(signatures) is None:
+        with packed_weights_in_huge_pages():
+            model = compile_file(source, threads, IN_MEMORY)
+        return signatures_of(model, signatures)
     given = {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
-    interpreter = storage.import_litert("interpreter").Interpreter(**given, num_threads=threads)
+    module = storage.import_litert("interpreter")
+    kinds = module.OpResolverType
+    kernels = kinds.AUTO if xnnpack else kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    interpreter = module.Interpreter(
+        **given, num_threads=threads, experimental_op_resolver_type=kernels
+    )
     interpreter.allocate_tensors()  # otherwise the first run logs the delegate
     return {name: interpreter.get_signature_runner(name) for name in signatures}

@@ -193,7 +193,7 @@ def test_the_command_verifies_with_an_adapter(model, base, files, tmp_path, monk
 def round_as(path, model):
     """Rounds the matrices of a model, except A and B, as a file does."""
     stored = [x for x in FloatFile(path.read_bytes()).stored.values() if x.values.ndim == 2]
-    turned = [Stored(x.values.T, x.step.T) for x in stored]
+    turned = [Stored.of(x.values.T, x.step.T) for x in stored]
     matrices = [x for x in model.weights if len(x.shape) == 2 and "lora" not in x.name]
     for weight in matrices:
         kernel = keras.ops.convert_to_numpy(weight)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from keras_tfm.export.verification.float_file import Stored
 from keras_tfm.export.verification.stored_weights import ModelWeights
 
 RNG = np.random.default_rng(0)
@@ -28,7 +29,7 @@ def rounded(values, levels):
     ],
 )
 def test_a_rounded_weight_is_the_models(folded, levels):
-    found = ModelWeights([OTHER, KERNEL, GAMMA]).find(*rounded(folded, levels))
+    found = ModelWeights([OTHER, KERNEL, GAMMA]).find(Stored.of(*rounded(folded, levels)))
     assert found.known
     assert not np.any(found.spread)
     # An unknown factor is between bounds that all 437 numbers set.
@@ -38,7 +39,7 @@ def test_a_rounded_weight_is_the_models(folded, levels):
 def test_unknown_factors_are_known_as_far_as_the_numbers_tell():
     factors = np.linspace(0.5, 2.0, 23)
     values, step = rounded(KERNEL.T * factors, 127)
-    found = ModelWeights([KERNEL]).find(values, step)
+    found = ModelWeights([KERNEL]).find(Stored.of(values, step))
     assert found.known
     assert 0.0 < found.spread.max() < 0.02
     error = np.abs(found.values - KERNEL.T * factors)
@@ -54,21 +55,21 @@ def test_unknown_factors_are_known_as_far_as_the_numbers_tell():
 )
 def test_another_weight_is_unknown(wrong):
     values, step = rounded(wrong, 7)
-    found = ModelWeights([KERNEL, GAMMA]).find(values, step)
+    found = ModelWeights([KERNEL, GAMMA]).find(Stored.of(values, step))
     assert not found.known
     np.testing.assert_array_equal(found.values, values)
-    np.testing.assert_array_equal(found.spread, step / 2)
+    np.testing.assert_array_equal(found.spread, np.broadcast_to(step / 2, values.shape))
 
 
 def test_a_number_that_is_off_by_more_than_half_a_step_is_not_the_models():
     values, step = rounded(KERNEL.T, 127)
-    assert ModelWeights([KERNEL]).find(values, step).known
+    assert ModelWeights([KERNEL]).find(Stored.of(values, step)).known
     values[3, 4] += step[3, 0]
-    assert not ModelWeights([KERNEL]).find(values, step).known
+    assert not ModelWeights([KERNEL]).find(Stored.of(values, step)).known
 
 
 def test_samples_differ_by_the_spread():
     values, step = rounded(OTHER.T, 7)
-    found = ModelWeights([KERNEL]).find(values, step)
+    found = ModelWeights([KERNEL]).find(Stored.of(values, step))
     difference = np.abs(found.sample(np.random.default_rng(1)) - values) / step
     assert 0.45 < difference.max() <= 0.5 + 1e-6

@@ -30,6 +30,11 @@ from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.manifest import Decode, Encode, Generate, Prefill, of_role
 
+# Of a large model, the number of steps that are compared.
+STEPS = 8
+# The number of differences of outputs that are kept to compare two roundings.
+DIFFERENCES = 1 << 24
+
 
 class ModelOutputs:
     """The outputs of a model, each computed once.
@@ -46,11 +51,18 @@ class ModelOutputs:
 
     # Rows per call of the model.
     ROWS = 64
+    # A model of more weights is large: it is compared on few rows and steps.
+    LARGE = 100_000_000
 
     def __init__(self, model: keras.Model):
         self.model = model
         self.interface = interface_of(model)
         self._known: dict[tuple[object, ...], dict[str, np.ndarray]] = {}
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the model has so many weights that few rows and steps are compared."""
+        return self.model.count_params() > self.LARGE
 
     @functools.cached_property
     def numbers(self) -> dict[str, InputNumbers]:
@@ -88,6 +100,8 @@ class Comparison:
         file: the loaded file.
         inputs: dict of arrays, rows of the model's inputs; None: random ones.
         strategy: the strategy of "generate".
+        is_of_weights: bool, whether the file is a copy with other weights, whose loops in a large
+            model run only as far as their logits are compared.
     """
 
     def __init__(
@@ -96,12 +110,14 @@ class Comparison:
         file: LoadedFile,
         inputs: Inputs | None,
         strategy: Strategy,
+        is_of_weights: bool = False,
     ):
         self.outputs, self.file = outputs, file
+        self.is_cut = is_of_weights and outputs.is_large
         # Drafts do not change the tokens.
         self.strategy = strategy.strategy if isinstance(strategy, Drafted) else strategy
         numbers = {name: x.numbers for name, x in outputs.numbers.items()}
-        self.rows = VerificationRows(file, inputs, numbers)
+        self.rows = VerificationRows(file, inputs, numbers, outputs.is_large)
         # By signature, the differences of each row, for inputs that do not depend on the file. For
         # "generate" these are the inputs of the first step.
         self.differences: dict[str, list[np.ndarray]] = {}
@@ -122,8 +138,9 @@ class Comparison:
         """Compares the outputs number by number."""
         calls = [self.rows.arguments(name, i) for i in range(self.rows.calls(name))]
         inputs = {key: np.concatenate([call[key] for call in calls]) for key in calls[0]}
-        _, ms = time_call(functools.partial(self.file.run, name, calls[0]))
-        found = self.file.run(name, inputs)
+        found, ms = time_call(functools.partial(self.file.run, name, calls[0]))
+        if len(calls) > 1:
+            found = self.file.run(name, inputs)
         errors, wanted, gaps = [], [], []
         for key, expected in self.outputs.of(inputs).items():
             errors += list(map(difference, found[key], expected))
@@ -131,7 +148,9 @@ class Comparison:
             several = expected[0].ndim and expected.shape[-1] > 1
             if several and expected.dtype.kind == "f":
                 gaps.append(top_1_gaps(found[key], expected))
-        self.differences[name] = errors
+        # Of logits over a large vocabulary, some are enough to measure rounding.
+        step = 1 + sum(x.size for x in errors) // DIFFERENCES
+        self.differences[name] = [x[::step].copy() for x in errors] if step > 1 else errors
         return check(name, len(next(iter(inputs.values()))), errors, wanted, gaps, [ms])
 
     def _generate(self, name: str) -> Check:
@@ -146,7 +165,8 @@ class Comparison:
         if greedy:
             batch = next(iter(signature.inputs.values())).shape[0]
             size = batch * self.outputs.model.outputs[0].shape[-1]
-            loop = LoopLogits(self.file.content(), name, size)
+            content = self.file.map_content()
+            loop = LoopLogits(content, name, size, self.file.threads, self.file.xnnpack)
         rows = 0
         for number in range(self.rows.calls(name)):
             inputs: Inputs = dict(self.rows.arguments(name, number))
@@ -160,6 +180,13 @@ class Comparison:
                 inputs[prompt] = [
                     row[: max(1, unpadded_length(row, pad_id))] for row in rows_of_prompts
                 ]
+            if loop is not None and loop.found and self.is_cut:
+                steps = self._steps(loop, signature, inputs, None)
+                rows, seconds = rows + len(steps), [*seconds, 0.0]
+                errors += [difference(x, y) for x, y, _ in steps]
+                first += [difference(x[0], y[0]) for x, y, _ in steps]
+                wanted += [y.ravel() for _, y, _ in steps]
+                continue
             run = functools.partial(generate_by, self.file, name, inputs)
             found, ms = time_call(run) if not number else (run(), seconds[0])
             seconds.append(ms)
@@ -190,16 +217,27 @@ class Comparison:
         loop: LoopLogits,
         signature: Generate,
         inputs: Inputs,
-        tokens: np.ndarray,
+        tokens: np.ndarray | None,
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For each row, the file's and the model's logits (T, V) of its steps; the tokens (T,)."""
+        """For each row, the file's and the model's logits (T, V) of its steps; the tokens (T,).
+
+        `tokens`: the generated ones; None: those with the file's largest logits.
+        """
         target, given = signature.target, dict(inputs)
         if signature.prompt is not None:
             given[target], given["padding"] = left_padded(
                 target, inputs[target], signature.inputs[target], signature.start_id
             )
-        found = loop.run({key: np.asarray(x) for key, x in given.items()})
+        most = STEPS if self.outputs.is_large else None
+        found = loop.run({key: np.asarray(x) for key, x in given.items()}, most)
         others = {key: x for key, x in inputs.items() if key != target}
+        if tokens is None:
+            prompts = inputs.get(target, np.full((len(found), 1), signature.start_id))
+            rows = map(np.concatenate, zip(prompts, np.argmax(found, axis=-1), strict=True))
+            tokens = _pad(list(rows), signature.pad_id)
+        elif most is not None:
+            longest = max(map(len, inputs.get(target, [[0]])))
+            tokens = tokens[:, : longest + found.shape[1]]
         wanted = self._full_pass(others, target, tokens)
         result = []
         for row, ids in enumerate(tokens):
@@ -286,23 +324,30 @@ class Comparison:
     def _prefill(self, name: str) -> Check:
         """Compares the logits of the steps after two chunks and half a chunk of the prefill.
 
-        For a prefill that returns logits, those of steps with right drafts.
+        Of a large model, after one and a half. For a prefill that returns logits, those of steps
+        with right drafts.
         """
         signature = self.file.signatures[name]
         assert isinstance(signature, Prefill)
         if signature.verifies:
-            return self._check_steps(name, self._run_steps(with_drafts=True))
+            most = STEPS if self.outputs.is_large else None
+            return self._check_steps(name, self._run_steps(with_drafts=True, steps=most))
         length = signature.inputs[host_loop.decode_of(self.file).target].shape[1]
         most = (signature.capacity or length) // length * length
-        count = min(2 * length + (length + 1) // 2, most)
+        count = min((1 if self.outputs.is_large else 2) * length + (length + 1) // 2, most)
         return self._check_steps(name, self._run_steps(prefill=name, before=count, steps=2))
 
     def _decode(self, name: str) -> Check:
-        """Compares the logits at the positions where caches of this capacity are used."""
+        """Compares the logits at the positions where caches of this capacity are used.
+
+        Of a large model, at the first of them.
+        """
         decodes = of_role(self.file.signatures, Decode)
         capacity = decodes[name].capacity
-        smaller = [x.capacity for x in decodes.values() if x.capacity < capacity]
-        return self._check_steps(name, self._all_steps, slice(max(smaller, default=0), capacity))
+        smaller = max((x.capacity for x in decodes.values() if x.capacity < capacity), default=0)
+        if self.outputs.is_large:
+            return self._check_steps(name, self._run_steps(before=smaller, steps=STEPS))
+        return self._check_steps(name, self._all_steps, slice(smaller, capacity))
 
     def _check_steps(
         self, name: str, runs: list["_SteppedLogits"], steps: slice = slice(None)
@@ -368,6 +413,8 @@ class Comparison:
                     break
                 begun = time.perf_counter()
             others = {key: x for key, x in inputs.items() if key != target}
+            if self.outputs.is_large:
+                tokens = tokens[:, : first - 1 + len(found)]
             full = self._full_pass(others, target, tokens)[:, first - 1 :][:, : len(found)]
             result.append(_SteppedLogits(np.stack(found, axis=1), full, np.array(times)))
         return result
@@ -382,6 +429,7 @@ class Comparisons:
         inputs: dict of arrays, rows of the model's inputs, or a dict of such by model; None: random
             ones.
         strategy: the strategy of "generate".
+        is_of_weights: as of `Comparison`.
     """
 
     def __init__(
@@ -390,9 +438,9 @@ class Comparisons:
         file: LoadedFile,
         inputs: Inputs | None,
         strategy: Strategy,
+        is_of_weights: bool = False,
     ):
         self.outputs, self.file, self.inputs, self.strategy = outputs, file, inputs, strategy
-        self.checks: list[Check] = []
         given = inputs or {}
         self._parts = {
             name: Comparison(
@@ -400,6 +448,7 @@ class Comparisons:
                 file.models[name] if name else file,
                 given.get(name) if name else inputs,
                 strategy,
+                is_of_weights,
             )
             for name, one in outputs.items()
         }
@@ -412,6 +461,14 @@ class Comparisons:
     def differences(self) -> dict[str, list[np.ndarray]]:
         """As those of `Comparison`."""
         return {key: x for part in self._parts.values() for key, x in part.differences.items()}
+
+
+def _pad(rows: list[np.ndarray], pad_id: int) -> np.ndarray:
+    """Rows of ids as an array (B, T), padded on the right."""
+    tokens = np.full((len(rows), max(map(len, rows))), pad_id, "int32")
+    for row, ids in zip(tokens, rows, strict=True):
+        row[: len(ids)] = ids
+    return tokens
 
 
 class _SteppedLogits(NamedTuple):

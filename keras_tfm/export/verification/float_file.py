@@ -1,26 +1,85 @@
 """An exported file whose graph computes in float32, so that its rounded weights can be replaced."""
 
-from collections.abc import Mapping
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from keras_tfm.export.graph.gpu_weights import LOOKUPS
 from keras_tfm.export.graph.schema import OperatorT, SubGraphT, TensorT
-from keras_tfm.export.quantization.four_bits import unpack
 from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.flatbuffer import Content, LazyBytes
 from keras_tfm.runtime.manifest.manifest import Manifest, Signature, Tensor
 from keras_tfm.runtime.manifest.storage import import_litert
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
 
-class Stored(NamedTuple):
-    """A weight as the file stores it: dequantised values in float32, and the quantisation step."""
+# Of a weight's first axis, or an array of positions for each axis.
+Index = slice | tuple[np.ndarray, ...]
+# The number of values of a weight that are in memory at once.
+_BLOCK = 1 << 21
 
-    values: np.ndarray
-    step: np.ndarray
+
+class Stored:
+    """A weight as the file stores it, dequantised where it is read.
+
+    Args:
+        shape: its shape; leading axes of size 1 are dropped.
+        read: function of an index that returns the values there, dequantised to float32, and their
+            quantisation steps.
+
+    Attributes:
+        shape: tuple of int, at least one axis.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], read: Callable[[Index], tuple[np.ndarray, np.ndarray]]
+    ):
+        self.shape, self.read = _without_ones(shape), read
+
+    @classmethod
+    def of(cls, values: np.ndarray, step: np.ndarray) -> "Stored":
+        """A weight with these dequantised values, and a step that broadcasts to them."""
+        shape = _without_ones(values.shape)
+        values, step = values.reshape(shape), np.broadcast_to(step, values.shape).reshape(shape)
+        return cls(shape, lambda index: (values[index], step[index]))
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return math.prod(self.shape)
+
+    @property
+    def values(self) -> np.ndarray:
+        """All values."""
+        return self.read(slice(None))[0]
+
+    @property
+    def step(self) -> np.ndarray:
+        """The quantisation step of each value."""
+        return self.read(slice(None))[1]
+
+    @functools.cached_property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest value, or zero."""
+        blocks = [(x.min(initial=0.0), x.max(initial=0.0)) for _, x, _ in self.blocks(1)]
+        return float(min(x for x, _ in blocks)), float(max(x for _, x in blocks))
+
+    def blocks(self, width: int) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        """The weight as a matrix of this width, a few rows at a time: rows, values, steps."""
+        inner = self.size // self.shape[0] if self.size else 1
+        unit = math.lcm(inner, width) // inner
+        count = max(1, _BLOCK // (unit * inner)) * unit
+        for start in range(0, self.shape[0], count):
+            values, step = self.read(slice(start, start + count))
+            first = start * inner // width
+            values = values.reshape(-1, width)
+            yield slice(first, first + len(values)), values, step.reshape(-1, width)
 
 
 class FloatFile:
@@ -30,7 +89,7 @@ class FloatFile:
     and DEQUANTIZE operators are removed.
 
     Args:
-        content: the bytes of the file.
+        content: the bytes of the file, or its memory map.
         dither: generator, for int8 caches: values are then rounded at random places, but in the
             steps of the file. x becomes floor(x + c) - c + 1/2 with a constant c between 0 and 1
             for each place, so its error is distributed as that of rounding. Default: no rounding.
@@ -39,7 +98,7 @@ class FloatFile:
         stored: the rounded weights, by the index of their buffer.
     """
 
-    def __init__(self, content: bytes, dither: np.random.Generator | None = None):
+    def __init__(self, content: Content, dither: np.random.Generator | None = None):
         self._dither = dither
         self._schema = import_litert("schema_py_generated")
         self._model = flatbuffer.read(content)
@@ -49,16 +108,23 @@ class FloatFile:
         for graph in self._model.subgraphs:
             self._compute_in_float(graph)
 
-    def write(self, manifest: Manifest, values: dict[int, np.ndarray]) -> bytes:
-        """The bytes of the file with `manifest`, and with `values` as weights, by buffer."""
-        for buffer in self.stored:
-            raw = np.ascontiguousarray(values[buffer], "float32").tobytes()
-            self._model.buffers[buffer].data = np.frombuffer(raw, "uint8")
+    def save(
+        self,
+        path: Path,
+        manifest: Manifest,
+        values: Mapping[int, Callable[[], Iterable[np.ndarray]]],
+    ) -> None:
+        """Writes the file with `manifest`, and with the chunks of `values` as weights, by buffer.
+
+        Chunks are arrays of float32, in the order of the file.
+        """
+        for buffer, stored in self.stored.items():
+            self._model.buffers[buffer].data = LazyBytes(4 * stored.size, values[buffer])
         if manifest.cache == "int8":
             manifest = replace(manifest, signatures=_in_float(manifest.signatures))
             if self._dither is None:
                 manifest = replace(manifest, cache="float32")
-        return flatbuffer.write(self._model, manifest)
+        flatbuffer.save(path, self._model, manifest)
 
     def _read(self) -> None:
         """Fills `stored`. Tensors that share a buffer but not their scales get separate buffers.
@@ -69,19 +135,21 @@ class FloatFile:
         twice = self._rounded_twice()
         widened = self._widened_tables()
         buffers: dict[tuple[object, ...], int] = {}
-        read: list[tuple[TensorT, Stored]] = []
+        read: list[tuple[TensorT, tuple[object, ...], Stored]] = []
         used: set[int] = set()
         for graph in self._model.subgraphs:
             scales = {_scales(x) for x in graph.tensors} - {None}
             for index, tensor in enumerate(graph.tensors):
-                stored = None if index in scales else self._rounded_constant(graph, tensor, widened)
-                if stored is None:
+                found = None
+                if index not in scales:
+                    more = twice.get(tensor.buffer, 0.0)
+                    found = self._rounded_constant(graph, tensor, widened, more)
+                if found is None:
                     used.add(tensor.buffer)
                 else:
-                    step = stored.step + twice.get(tensor.buffer, 0.0)
-                    read.append((tensor, stored._replace(step=step)))
-        for tensor, stored in read:
-            key = (tensor.buffer, tensor.type, stored.step.shape, stored.step.tobytes())
+                    read.append((tensor, *found))
+        for tensor, scale, stored in read:
+            key = (tensor.buffer, tensor.type, *scale)
             if key not in buffers:
                 buffers[key] = tensor.buffer
                 if tensor.buffer in used:
@@ -120,53 +188,57 @@ class FloatFile:
         found = set()
         for use in flatbuffer.weight_uses(self._model):
             if use.name in LOOKUPS and use.tensor.type == types.FLOAT32:
-                values = np.frombuffer(
-                    bytes(self._model.buffers[use.tensor.buffer].data), "float32"
-                )
+                data = np.asarray(self._model.buffers[use.tensor.buffer].data, "uint8")
+                values = data.view("float32")
+                parts = (values[i : i + _BLOCK] for i in range(0, len(values), _BLOCK))
                 with np.errstate(over="ignore"):
-                    half = values.astype("float16").astype("float32")
-                if np.array_equal(values, half):
-                    found.add(use.tensor.buffer)
+                    if all(np.array_equal(x, x.astype("float16").astype("float32")) for x in parts):
+                        found.add(use.tensor.buffer)
         return found
 
     def _rounded_constant(
-        self, graph: SubGraphT, tensor: TensorT, widened: set[int]
-    ) -> Stored | None:
-        """The dequantised values of a rounded constant; None for any other tensor."""
+        self, graph: SubGraphT, tensor: TensorT, widened: set[int], more: float
+    ) -> tuple[tuple[object, ...], Stored] | None:
+        """A rounded constant, after what tells its scales; None for any other tensor.
+
+        `more`: added to its steps.
+        """
         types, quantization = self._schema.TensorType, tensor.quantization
         data = self._model.buffers[tensor.buffer].data
         if data is None or not len(data):
             return None
-        if tensor.type == types.FLOAT16:
-            half = np.frombuffer(bytes(data), "float16").reshape(_shape(tensor))
-            return Stored(half.astype("float32"), np.spacing(np.abs(half)).astype("float32"))
-        if tensor.buffer in widened:
-            values = np.frombuffer(bytes(data), "float32").reshape(_shape(tensor))
-            return Stored(values, np.spacing(np.abs(values.astype("float16"))).astype("float32"))
+        shape, data = _without_ones(_shape(tensor)), np.asarray(data, "uint8")
+        if tensor.type == types.FLOAT16 or tensor.buffer in widened:
+            kept = data.view("float16" if tensor.type == types.FLOAT16 else "float32")
+            kept = kept.reshape(shape)
+
+            def read_half(index: Index) -> tuple[np.ndarray, np.ndarray]:
+                half = kept[index].astype("float16")
+                return half.astype("float32"), np.spacing(np.abs(half)).astype("float32")
+
+            return (), Stored(shape, read_half)
         details = quantization and quantization.details
         if hasattr(details, "scales"):
             rows = graph.tensors[details.scales]
-            raw = np.frombuffer(bytes(self._model.buffers[rows.buffer].data), "float16")
-            step = np.repeat(raw.astype("float32"), details.blockSize).reshape(_shape(tensor))
-            return Stored(unpack(self._model, tensor) * step, step)
+            scales = np.asarray(self._model.buffers[rows.buffer].data, "uint8").view("float16")
+            key: tuple[object, ...] = (rows.buffer, details.blockSize)
+            scale = scales.astype("float32").reshape(*shape[:-1], -1)
+            return key, Stored(shape, _reader(data, "int4", shape, scale, details.blockSize))
         if not _is_quantized(tensor):
             return None
         scale = np.asarray(quantization.scale, "float32")
         zero = np.zeros(1, "int64")
         if quantization.zeroPoint is not None and len(quantization.zeroPoint):
             zero = np.asarray(quantization.zeroPoint, "int64")
+        key = (scale.tobytes(), zero.tobytes(), quantization.quantizedDimension)
         if scale.size > 1:
             along = [1] * len(tensor.shape)
             along[quantization.quantizedDimension] = -1
-            scale = scale.reshape(along)
-            zero = zero.reshape(along) if zero.size > 1 else zero
-        if tensor.type == types.INT4:
-            numbers = unpack(self._model, tensor)
-        else:
-            kinds = {types.INT8: "int8", types.INT16: "int16", types.INT32: "int32"}
-            numbers = np.frombuffer(bytes(data), kinds[tensor.type]).reshape(_shape(tensor))
-        values = (numbers.astype("float64") - zero) * scale
-        return Stored(values.astype("float32"), np.broadcast_to(scale, values.shape))
+            dropped = len(along) - len(shape)
+            scale = scale.reshape(along[dropped:])
+            zero = zero.reshape(along[dropped:]) if zero.size > 1 else zero
+        kinds = {types.INT4: "int4", types.INT8: "int8", types.INT16: "int16", types.INT32: "int32"}
+        return key, Stored(shape, _reader(data, kinds[tensor.type], shape, scale, 1, zero, more))
 
     def _compute_in_float(self, graph: SubGraphT) -> None:
         types, operators = self._schema.TensorType, self._schema.BuiltinOperator
@@ -235,6 +307,69 @@ class FloatFile:
         self._model.buffers.append(buffer)
         graph.tensors.append(tensor)
         return len(graph.tensors) - 1
+
+
+def _reader(
+    data: np.ndarray,
+    kind: str,
+    shape: tuple[int, ...],
+    scale: np.ndarray,
+    block: int = 1,
+    zero: np.ndarray | None = None,
+    more: float = 0.0,
+) -> Callable[[Index], tuple[np.ndarray, np.ndarray]]:
+    """What reads integers, dequantised, and their steps.
+
+    Args:
+        data: the bytes.
+        kind: the integers' type.
+        shape: their shape.
+        scale, zero: arrays that broadcast to it.
+        block: int, the number of values of the last axis that share a scale.
+        more: float, added to the steps.
+    """
+    if kind == "int4":  # a byte holds the first of two values in its low bits
+        if shape[-1] % 2:
+            low_first = np.stack([data << 4, data & 240], axis=-1).view("int8") >> 4
+            numbers, packed = low_first.ravel()[: math.prod(shape)].reshape(shape), False
+        else:
+            numbers, packed = data.reshape(*shape[:-1], -1), True
+    else:
+        numbers, packed = data.view(kind).reshape(shape), False
+    exact = "float32" if numbers.itemsize == 1 else "float64"
+    per_block = (*shape[:-1], shape[-1] // block) if block > 1 else shape
+    scale = np.broadcast_to(scale, per_block)
+    zeros = None if zero is None or not np.any(zero) else np.broadcast_to(zero, shape)
+
+    def read(index: Index) -> tuple[np.ndarray, np.ndarray]:
+        if isinstance(index, slice):
+            found, step = numbers[index], scale[index]
+            if packed:
+                halves = np.stack([found << 4, found & 240], axis=-1).view("int8") >> 4
+                found = halves.reshape(*found.shape[:-1], -1)
+            if block > 1:
+                step = np.repeat(step, block, axis=-1)
+        else:
+            *outer, last = index
+            step = scale[(*outer, last // block)]
+            if packed:
+                found = numbers[(*outer, last // 2)]
+                found = np.where(last % 2, found & 240, found << 4).astype("uint8")
+                found = found.view("int8") >> 4
+            else:
+                found = numbers[index]
+        values = found.astype(exact)
+        if zeros is not None:
+            values -= zeros[index]
+        return (values * step).astype("float32"), step + np.float32(more) if more else step
+
+    return read
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without leading axes of size 1, but with at least one axis."""
+    first = next((i for i, n in enumerate(shape) if n != 1), len(shape) - 1)
+    return shape[first:] or (1,)
 
 
 def _in_float(signatures: Mapping[str, Signature]) -> dict[str, Signature]:

@@ -1,13 +1,17 @@
 """The logits of every step of a greedy decoding loop in a file, which returns only tokens."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from keras_tfm.export.graph.schema import OperatorT, SubGraphT, TensorMapT
+from keras_tfm.atomic_files import temporary_folder
+from keras_tfm.export.graph.schema import OperatorT, SignatureDefT, SubGraphT, TensorMapT
 from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime.manifest.storage import import_litert
+from keras_tfm.runtime.flatbuffer import Content
+from keras_tfm.runtime.loaded_file import load_signatures
+from keras_tfm.runtime.manifest.manifest import Input, Predict, Tensor
+from keras_tfm.runtime.manifest.storage import import_litert, loadable
 
 # The operators between the logits and TOPK_V2 where the argmax is taken block by block.
 _BLOCKING = ("RESHAPE", "REDUCE_MAX", "PAD", "PADV2", "CONCATENATION")
@@ -20,15 +24,20 @@ class LoopLogits:
     also returns its logits. The operators are those of the file, in the same order.
 
     Args:
-        content: the bytes of the file.
+        content: the bytes of the file, or its memory map.
         signature: the name of the signature.
         size: the number of logits of a step over all rows, B times V.
+        threads: the number of threads.
+        xnnpack: as of `LoadedFile`.
 
     Attributes:
         found: whether the loops were found: only greedy search has logits (B, V) in its loop.
     """
 
-    def __init__(self, content: bytes, signature: str, size: int):
+    def __init__(
+        self, content: Content, signature: str, size: int, threads: int = 1, xnnpack: bool = True
+    ):
+        self._threads, self._xnnpack = threads, xnnpack
         self._schema = import_litert("schema_py_generated")
         self._model = flatbuffer.read(content)
         self._model.metadata = []
@@ -40,15 +49,18 @@ class LoopLogits:
         bodies = [self._model.subgraphs[x.builtinOptions.bodySubgraphIndex] for x in self._loops]
         logits = [self._logits_of(body, size) for body in bodies]
         self.found = bool(bodies) and None not in logits
-        self._runners: dict[str, Callable[..., dict[str, np.ndarray]]] = {}
+        self._runners: Mapping[str, Callable[..., dict[str, np.ndarray]]] = {}
         # For each output of a piece: the index of the input that it equals, or its constant value,
         # or None if the piece computes it.
         self._known: dict[str, list[int | np.ndarray | None]] = {}
         if self.found:
             self._load(bodies, [x for x in logits if x is not None])
 
-    def run(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        """The logits (B, steps, V) for one call's inputs, in the exported shape."""
+    def run(self, inputs: dict[str, np.ndarray], most: int | None = None) -> np.ndarray:
+        """The logits (B, steps, V) for one call's inputs, in the exported shape.
+
+        `most`: the largest number of steps.
+        """
         tensors = {x.tensorIndex: inputs[x.name.decode()] for x in self._entry.inputs}
         result = []
         for number, loop in enumerate(self._loops):
@@ -56,8 +68,14 @@ class LoopLogits:
             while self._call(f"condition_{number}", state)[0].item():
                 *state, logits = self._call(f"body_{number}", state)
                 result.append(logits)
+                if len(result) == most:
+                    return self._stack(result)
             tensors.update(zip(map(int, loop.outputs), state, strict=True))
-        return np.stack([x.reshape(-1, x.shape[-1]) for x in result], axis=1)
+        return self._stack(result)
+
+    @staticmethod
+    def _stack(logits: list[np.ndarray]) -> np.ndarray:
+        return np.stack([x.reshape(-1, x.shape[-1]) for x in logits], axis=1)
 
     def _is(self, operator: OperatorT, name: str) -> bool:
         return flatbuffer.is_operator(self._model, operator, name)
@@ -80,6 +98,7 @@ class LoopLogits:
 
     def _load(self, bodies: list[SubGraphT], logits: list[int]) -> None:
         self._model.signatureDefs = []
+        whole = list(self._model.subgraphs)
         known = [int(x.tensorIndex) for x in self._entry.inputs]
         for number, loop in enumerate(self._loops):
             self._add(f"before_{number}", self._main, sorted(known), list(loop.inputs))
@@ -90,12 +109,16 @@ class LoopLogits:
             )
             body = bodies[number]
             self._add(f"body_{number}", body, list(body.inputs), [*body.outputs, logits[number]])
-        interpreter_module = import_litert("interpreter")
-        names = [x.signatureKey.decode() for x in self._model.signatureDefs]
-        self._interpreter = interpreter_module.Interpreter(
-            model_content=flatbuffer.write(self._model), num_threads=1
-        )
-        self._runners = {x: self._interpreter.get_signature_runner(x) for x in names}
+        pieces = {x.signatureKey.decode(): self._piece(x) for x in self._model.signatureDefs}
+        used = flatbuffer.reachable(self._model, range(len(whole), len(self._model.subgraphs)))
+        for number, graph in enumerate(whole):
+            if number not in used:  # its weights would be packed, too
+                graph.operators = []
+        with temporary_folder() as folder:
+            path = folder / "pieces.tflite"
+            flatbuffer.save(path, self._model)
+            source = loadable(path)
+            self._runners = load_signatures(source, self._threads, pieces, self._xnnpack)
 
     def _add(self, name: str, graph: SubGraphT, inputs: list[int], outputs: list[int]) -> None:
         """Adds a signature with the operators of `graph` that compute `outputs` from `inputs`."""
@@ -118,6 +141,22 @@ class LoopLogits:
         signature.outputs = self._maps("out", outputs)
         self._model.subgraphs.append(piece)
         self._model.signatureDefs.append(signature)
+
+    def _piece(self, signature: SignatureDefT) -> Predict:
+        """What a signature takes and returns."""
+        types = {x: name.lower() for name, x in vars(self._schema.TensorType).items()}
+        tensors = self._model.subgraphs[signature.subgraphIndex].tensors
+
+        def described(x: TensorMapT) -> tuple[str, Tensor]:
+            tensor = tensors[x.tensorIndex]
+            shape = [] if tensor.shape is None else list(map(int, tensor.shape))
+            return x.name.decode(), Tensor(shape=shape, dtype=types[tensor.type])
+
+        inputs = {
+            name: Input(shape=x.shape, dtype=x.dtype, kind="input", padded=False)
+            for name, x in map(described, signature.inputs)
+        }
+        return Predict(inputs=inputs, outputs=dict(map(described, signature.outputs)))
 
     def _constant(self, graph: SubGraphT, index: int) -> np.ndarray | None:
         """The value of a tensor that is a dequantised weight; None for any other tensor."""

@@ -36,6 +36,7 @@ class VerificationRows:
         file: the loaded file.
         given: rows of the model's inputs by name, of any lengths; None: random rows.
         numbers: the distribution of inputs of numbers by name, where it is known.
+        is_large: bool, whether the model is so large that one call of each signature is enough.
     """
 
     def __init__(
@@ -43,8 +44,9 @@ class VerificationRows:
         file: LoadedFile,
         given: Inputs | None,
         numbers: Mapping[str, Numbers] = MappingProxyType({}),
+        is_large: bool = False,
     ):
-        self.file, self.given, self.numbers = file, given, numbers
+        self.file, self.given, self.numbers, self.is_large = file, given, numbers, is_large
 
     def arguments(self, name: str, number: int) -> dict[str, np.ndarray]:
         """The arguments of call `number` of a signature, for the model and the file.
@@ -85,6 +87,8 @@ class VerificationRows:
         batch = next(iter(signature.inputs.values())).shape[0]
         if rows:
             return -(-len(rows) // batch)
+        if self.is_large:
+            return 1
         sizes = [
             -(-x.vocabulary_size // int(np.prod(x.shape)))
             for x in signature.inputs.values()
@@ -98,7 +102,7 @@ class VerificationRows:
 
     def stepped_batches(self, decode: Decode) -> int:
         """The number of batches of tokens to decode step by step."""
-        if self.given is not None:
+        if self.given is not None or self.is_large:
             return 1
         count = decode.inputs[decode.target].shape[0] * decode.max_length
         least, most = CALLS["decode"]

@@ -1,7 +1,10 @@
 """Finds the unrounded weights of a file in its model, by value."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -22,7 +25,7 @@ _HALF = 0.502
 _ROUNDING = 1e-6
 # Factors that layers apply: in activations, and to scores and embeddings of common widths.
 _FACTORS = [1.0, 0.5, 2.0, *(2.0 ** (x / 2) for x in (-1, 1, *range(-12, 13)))]
-# A weight is first compared on about this number of rows.
+# A weight is first compared on about this number of rows and columns.
 _TRIED = 48
 
 
@@ -31,22 +34,73 @@ class Unrounded:
     """A weight of a file before rounding, as far as it is known.
 
     Attributes:
-        values: the model's values if `known`; otherwise the file's.
+        stored: the weight in the file.
+        known: bool, whether the model has this weight.
         spread: the largest difference between the unrounded values and `values`, broadcastable:
             relative to `values` if `known`, otherwise absolute.
-        known: whether the model has this weight.
+        matrix: function that returns the model's weight as a matrix, in the order of the file;
+            None: `values` are the file's.
+        factor: of the matrix, broadcastable to it.
     """
 
-    values: np.ndarray
-    spread: np.ndarray
+    stored: Stored
     known: bool
+    spread: np.ndarray
+    matrix: Callable[[], np.ndarray] | None = None
+    factor: np.ndarray | float = 1.0
+
+    @property
+    def values(self) -> np.ndarray:
+        """The model's values if `known`; otherwise the file's."""
+        return np.concatenate([x.ravel() for x in self.chunks()]).reshape(self.stored.shape)
 
     def sample(self, generator: np.random.Generator) -> np.ndarray:
         """Random values within `spread`, which round to the file's as `values` do."""
-        drawn = self.spread * generator.uniform(-1.0, 1.0, self.spread.shape)
-        return (self.values * (1.0 + drawn) if self.known else self.values + drawn).astype(
-            "float32"
-        )
+        chunks = [x.ravel() for x in self.sample_chunks(generator)]
+        return np.concatenate(chunks).reshape(self.stored.shape)
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        """`values` in float32, a few rows at a time."""
+        return (values for _, values, _ in self._blocks())
+
+    def sample_chunks(self, generator: np.random.Generator) -> Iterator[np.ndarray]:
+        """`sample`, a few rows at a time."""
+        one = generator.uniform(-1.0, 1.0)
+        for rows, values, _ in self._blocks():
+            spread = _part(self.spread, rows, values)
+            # One number for a factor of the whole weight, otherwise one for each value.
+            random = one if spread.size == 1 else generator.uniform(-1.0, 1.0, values.shape)
+            drawn = spread * random
+            yield (values * (1.0 + drawn) if self.known else values + drawn).astype("float32")
+
+    def rounded_chunks(self, generator: np.random.Generator) -> Iterator[np.ndarray]:
+        """`values` with rounding errors that are as large as the file's, but random."""
+        for _, values, step in self._blocks():
+            yield (values + step * generator.uniform(-0.5, 0.5, values.shape)).astype("float32")
+
+    def _blocks(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        matrix = None if self.matrix is None else self.matrix()
+        width = self.stored.shape[-1] if matrix is None else matrix.shape[1]
+        for rows, values, step in self.stored.blocks(width):
+            if matrix is not None:
+                values = (matrix[rows] * _part(self.factor, rows, values)).astype("float32")
+            yield rows, values, step
+
+
+class _Arrangement(NamedTuple):
+    """A way in which a weight of the model, or a part of it, may be in the file.
+
+    Attributes:
+        weight: its number.
+        columns: those of its last axis.
+        outer: int, the number of its first axes that are rows; 0: all values are one row.
+        is_transposed: bool, whether rows are columns in the file.
+    """
+
+    weight: int
+    columns: slice
+    outer: int
+    is_transposed: bool
 
 
 class ModelWeights:
@@ -56,88 +110,144 @@ class ModelWeights:
     factor from before or after it in the graph, such as the gamma of a normalization or the 1/2 of
     a GELU.
 
+    Matrices are compared by a few of their rows and columns first, and only one is read at a time.
+
     Args:
-        arrays: the model's weights.
+        arrays: the model's weights, arrays or variables.
 
     >>> import numpy as np
+    >>> from keras_tfm.export.verification.float_file import Stored
     >>> from keras_tfm.export.verification.stored_weights import ModelWeights
     >>> kernel = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 7.0]], "float32")
     >>> step = np.full((3, 1), 0.1, "float32")
-    >>> ModelWeights([kernel]).find(np.round(kernel.T, 1) + 0.04, step).values[2].tolist()
+    >>> rounded = Stored.of(np.round(kernel.T, 1) + 0.04, step)
+    >>> ModelWeights([kernel]).find(rounded).values[2].tolist()
     [3.0, 7.0]
-    >>> ModelWeights([kernel]).find(kernel.T + 0.2, step).known
+    >>> ModelWeights([kernel]).find(Stored.of(kernel.T + 0.2, step)).known
     False
     """
 
-    def __init__(self, arrays: Sequence[np.ndarray]):
-        self._matrices = [x.astype("float32") for x in arrays if x.ndim > 1]
-        self._vectors = [x.astype("float64") for x in arrays if x.ndim == 1]
+    def __init__(self, arrays: Sequence[np.ndarray | keras.Variable]):
+        self._arrays = [x for x in arrays if len(x.shape) > 1]
+        self._vectors = [_array(x, "float64") for x in arrays if len(x.shape) == 1]
+        # By the number of a weight and the size of what it is compared with: its arrangements of
+        # this size, with their shapes and a few of their rows and columns.
+        self._known: dict[
+            tuple[int, int], list[tuple[_Arrangement, tuple[int, int], np.ndarray]]
+        ] = {}
 
-    def find(self, values: np.ndarray, step: np.ndarray) -> Unrounded:
-        """The model's weight that rounds to `values`.
-
-        Args:
-            values: the file's weight, dequantised to float32.
-            step: the quantisation step, broadcastable to `values`.
-        """
-        half = np.broadcast_to(_HALF * step, values.shape)
-        ends = (0.0, values.min(initial=0.0), values.max(initial=0.0))
-        if np.all(np.isin(values, ends)):  # a mask or a scale, stored exactly
-            return Unrounded(values, np.zeros(1), True)
-        for vector in _parts(self._vectors, values.size):
-            if vector.shape == values.shape and np.all(np.abs(values - vector) <= half):
-                return Unrounded(vector.astype("float32"), np.zeros(1), True)
+    def find(self, stored: Stored) -> Unrounded:
+        """The model's weight that rounds to a weight of a file."""
+        ends = (0.0, *stored.bounds)
+        if all(np.all(np.isin(values, ends)) for _, values, _ in stored.blocks(1)):
+            return Unrounded(stored, True, np.zeros(1))  # a mask or a scale, stored exactly
+        if len(stored.shape) == 1:
+            values, step = stored.read(slice(None))
+            for vector in self._vectors:
+                for part in _parts(vector.shape, stored.size):
+                    if np.all(np.abs(values - vector[part]) <= _HALF * step):
+                        row = vector[part].astype("float32").reshape(1, -1)
+                        return Unrounded(stored, True, np.zeros(1), functools.partial(np.copy, row))
+        slack = _ROUNDING * max(map(abs, stored.bounds))
         inexact = None
-        for matrix in _parts(self._matrices, values.size):
-            for rows in _arrangements(matrix):
-                found = self._scale(values.reshape(rows.shape), half.reshape(rows.shape), rows)
+        sampled: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+        for number, array in enumerate(self._arrays):
+            for arrangement, shape, few in self._arrangements(number, tuple(array.shape), stored):
+                if shape not in sampled:
+                    places = np.unravel_index(_grid(shape), stored.shape)
+                    values, step = stored.read(places)
+                    sampled[shape] = values, _HALF * step + slack
+                if not _may_fit(*sampled[shape], few):
+                    continue
+                found = self._scale(stored, slack, self._load(arrangement))
                 if found is None:
                     continue
-                known, spread = found
+                factor, spread = found
                 result = Unrounded(
-                    known.reshape(values.shape).astype("float32"),
-                    np.broadcast_to(spread, rows.shape).reshape(values.shape)
-                    if spread.size > 1
-                    else spread,
-                    True,
+                    stored, True, spread, functools.partial(self._load, arrangement), factor
                 )
                 if spread.size == 1:
                     return result
                 inexact = inexact or result
-        return inexact or Unrounded(values, np.asarray(step) / 2, False)
+        if inexact is not None:
+            return inexact
+        return Unrounded(stored, False, stored.step / 2)
+
+    def _load(self, arrangement: _Arrangement) -> np.ndarray:
+        """The weight as a matrix, in the order of the file."""
+        array = _array(self._arrays[arrangement.weight], "float32")
+        return _arrange(array[..., arrangement.columns], arrangement)
+
+    def _arrangements(
+        self, number: int, shape: tuple[int, ...], stored: Stored
+    ) -> list[tuple[_Arrangement, tuple[int, int], np.ndarray]]:
+        """The arrangements of a weight that have the size of a weight of the file."""
+        key = number, stored.size
+        if key not in self._known:
+            found = [
+                _Arrangement(number, columns, outer, is_transposed)
+                for columns in _parts(shape, stored.size)
+                for outer in range(len(shape))
+                for is_transposed in ((False, True) if outer else (False,))
+            ]
+            array = _array(self._arrays[number], "float32") if found else np.zeros(0)
+            self._known[key] = []
+            for x in found:
+                matrix = _arrange(array[..., x.columns], x)
+                rows, columns = (_strided(n) for n in matrix.shape)
+                few = matrix[np.ix_(rows, columns)]
+                self._known[key].append((x, matrix.shape, few))
+        return self._known[key]
 
     def _scale(
-        self, values: np.ndarray, half: np.ndarray, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        """`rows`, scaled so that they round to `values`, and the uncertainty of the factors."""
-        slack = half + _ROUNDING * np.abs(values).max(initial=0.0)
-        if np.all(np.abs(values - rows) <= slack):
-            return rows, np.zeros(1)
-        if len(rows) == 1:  # one value per column: factors would fit anything
+        self, stored: Stored, slack: float, matrix: np.ndarray
+    ) -> tuple[np.ndarray | float, np.ndarray] | None:
+        """The factor by which a matrix rounds to a weight of a file, and its uncertainty.
+
+        Both broadcast to the matrix. None: no factor does.
+        """
+        height, width = matrix.shape
+        if all(
+            np.all(np.abs(values - matrix[rows]) <= _HALF * step + slack)
+            for rows, values, step in stored.blocks(width)
+        ):
+            return 1.0, np.zeros(1)
+        if height == 1:  # one value per column: factors would fit anything
             return None
-        inexact = None
-        for turn in (False, True):
-            v, h, w = (x.T if turn else x for x in (values, slack, rows))
-            if len(v) < 4:  # too few values to tell a factor from a coincidence
-                continue
-            # Factors of columns, first tried on a few rows.
-            few = slice(None, None, max(1, len(v) // _TRIED))
-            if _interval(v[few], h[few], w[few]) is None:
-                continue
-            between = _interval(v, h, w)
+        # Where the model's value is nearly zero, any factor fits, and the file's must be zero, too.
+        limit = 1e-7 * max(
+            float(np.abs(matrix[rows]).max(initial=0.0)) for rows, _, _ in stored.blocks(width)
+        )
+        # Factors of columns, then of rows; too few values do not tell one from a coincidence.
+        columns = np.full(width, -np.inf), np.full(width, np.inf)
+        of_rows = np.full(height, -np.inf), np.full(height, np.inf)
+        for rows, values, step in stored.blocks(width):
+            between = _bounds(values, _HALF * step + slack, matrix[rows], limit)
             if between is None:
-                continue
+                return None
             low, high = between
+            np.maximum(columns[0], low.max(axis=0), out=columns[0])
+            np.minimum(columns[1], high.min(axis=0), out=columns[1])
+            of_rows[0][rows], of_rows[1][rows] = low.max(axis=1), high.min(axis=1)
+            if np.any(columns[0] > columns[1]) and np.any(of_rows[0] > of_rows[1]):
+                return None
+        inexact = None
+        for axis, count, (low, high) in ((0, height, columns), (1, width, of_rows)):
+            if count < 4 or np.any(low > high):
+                continue
+            free = ~np.isfinite(low) | ~np.isfinite(high)  # a column of zeros
+            low, high = np.where(free, 1.0, low), np.where(free, 1.0, high)
             for vector in (np.ones(1), *(x for x in self._vectors if x.size == low.size)):
                 common = _common(low, high, vector)
                 if common is not None:
                     factor, spread = common
-                    scaled = w * (factor * vector)
-                    return (scaled.T if turn else scaled), np.full(1, spread)
+                    return np.expand_dims(factor * vector, axis), np.full(1, spread)
             middle = (low + high) / 2
             relative = (high - low) / 2 / np.maximum(np.abs(middle), 1e-30)
-            scaled, spreads = w * middle, np.broadcast_to(relative, w.shape)
-            inexact = inexact or ((scaled.T, spreads.T) if turn else (scaled, spreads))
+            inexact = inexact or (
+                np.expand_dims(middle, axis),
+                np.broadcast_to(np.expand_dims(relative, axis), matrix.shape),
+            )
         return inexact
 
 
@@ -155,7 +265,7 @@ def find_constants(
         return
     constants = ModelWeights(float_constants(models, signatures))
     for buffer in [buffer for buffer, x in unrounded.items() if np.any(x.spread)]:
-        found = constants.find(*stored[buffer])
+        found = constants.find(stored[buffer])
         if found.known and not np.any(found.spread):
             unrounded[buffer] = found
 
@@ -205,46 +315,76 @@ def float_constants(
     return found
 
 
-def _parts(arrays: Sequence[np.ndarray], size: int) -> Iterator[np.ndarray]:
-    """The arrays with `size` values, and parts of the last axis of others that have as many.
+def _parts(shape: tuple[int, ...], size: int) -> Iterator[slice]:
+    """The columns of the last axis of a weight that have `size` values: all, or equal parts.
 
     Queries, keys and values of different inputs, as in DETR, have a part of one kernel each.
     """
-    for array in arrays:
-        outer, width = array.size // array.shape[-1] if array.size else 0, array.shape[-1]
-        if array.size == size:
-            yield array
-        elif array.ndim <= 2 and outer and size and size % outer == 0:
-            part = size // outer
-            if part < width and width % part == 0:
-                yield from (array[..., i : i + part] for i in range(0, width, part))
+    width, whole = shape[-1], math.prod(shape)
+    outer = whole // width if whole else 0
+    if whole == size:
+        yield slice(None)
+    elif len(shape) <= 2 and outer and size and size % outer == 0:
+        part = size // outer
+        if part < width and width % part == 0:
+            yield from (slice(i, i + part) for i in range(0, width, part))
 
 
-def _arrangements(weight: np.ndarray) -> Iterator[np.ndarray]:
-    """The weight as a matrix, for each way to group its axes, and transposed."""
-    yield weight.reshape(1, -1)
-    for axis in range(1, weight.ndim):
-        matrix = weight.reshape(int(np.prod(weight.shape[:axis])), -1)
-        yield matrix
-        yield matrix.T
+def _array(weight: np.ndarray | keras.Variable, dtype: str) -> np.ndarray:
+    if not isinstance(weight, np.ndarray):
+        weight = keras.ops.convert_to_numpy(weight)
+    return weight.astype(dtype, copy=False)
 
 
-def _interval(
-    values: np.ndarray, half: np.ndarray, rows: np.ndarray
+def _arrange(array: np.ndarray, arrangement: _Arrangement) -> np.ndarray:
+    matrix = array.reshape(math.prod(array.shape[: arrangement.outer]), -1)
+    return matrix.T if arrangement.is_transposed else matrix
+
+
+def _strided(count: int) -> np.ndarray:
+    return np.arange(0, count, max(1, count // _TRIED))
+
+
+def _grid(shape: tuple[int, int]) -> np.ndarray:
+    """The positions of a few rows and columns of a matrix, as in its values in one row."""
+    rows, columns = map(_strided, shape)
+    return rows[:, np.newaxis] * shape[1] + columns
+
+
+def _part(array: np.ndarray | float, rows: slice, values: np.ndarray) -> np.ndarray:
+    """These rows of what broadcasts to a matrix, of which `values` are the rows."""
+    array = np.asarray(array)
+    if array.ndim > 2:
+        array = array.reshape(-1, values.shape[1])
+    return array[rows] if array.ndim == 2 and len(array) > 1 else array
+
+
+def _may_fit(values: np.ndarray, half: np.ndarray, few: np.ndarray) -> bool:
+    """Whether a few rows and columns of a weight and of the model are equal up to a factor."""
+    if np.all(np.abs(values - few) <= half):
+        return True
+    if len(few) == 1:
+        return False
+    between = _bounds(values, half, few, 1e-7 * float(np.abs(few).max(initial=0.0)))
+    if between is None:
+        return False
+    low, high = between
+    return any(
+        few.shape[axis] >= 4 and np.all(low.max(axis=axis) <= high.min(axis=axis))
+        for axis in (0, 1)
+    )
+
+
+def _bounds(
+    values: np.ndarray, half: np.ndarray, rows: np.ndarray, limit: float
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """The smallest and largest factor of each column that fit all rows; None if none fits."""
-    # Where the model's value is nearly zero, any factor fits, and the file's must be zero, too.
-    tiny = np.abs(rows) <= 1e-7 * np.abs(rows).max(initial=0.0)
+    """The smallest and the largest factor of each of the model's values; None if one has none."""
+    tiny = np.abs(rows) <= limit
     if np.any(tiny & (np.abs(values) > half)):
         return None
     divisor = np.where(tiny, 1.0, rows).astype("float64")
     a, b = (values - half) / divisor, (values + half) / divisor
-    low = np.where(tiny, -np.inf, np.minimum(a, b)).max(axis=0)
-    high = np.where(tiny, np.inf, np.maximum(a, b)).min(axis=0)
-    if np.any(low > high):
-        return None
-    free = ~np.isfinite(low) | ~np.isfinite(high)  # a column of zeros
-    return np.where(free, 1.0, low), np.where(free, 1.0, high)
+    return np.where(tiny, -np.inf, np.minimum(a, b)), np.where(tiny, np.inf, np.maximum(a, b))
 
 
 def _common(low: np.ndarray, high: np.ndarray, vector: np.ndarray) -> tuple[float, float] | None:

@@ -1,16 +1,19 @@
 """Verifies that each signature of an exported file returns what the model returns."""
 
 import logging
+import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from keras_tfm.atomic_files import temporary_folder
+from keras_tfm.export.graph.schema import ModelT
 from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.presets import masks_of
 from keras_tfm.export.signatures.request import without_mask_warnings
@@ -28,8 +31,8 @@ from keras_tfm.matmul_precision import full_precision
 from keras_tfm.models.identity import describe
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.loaded_file import LoadedFile
-from keras_tfm.runtime.manifest.manifest import Generate, Predict, Stepped, of_role
-from keras_tfm.runtime.manifest.storage import File
+from keras_tfm.runtime.manifest.manifest import Generate, Manifest, Predict, Stepped, of_role
+from keras_tfm.runtime.manifest.storage import File, map_content
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +58,11 @@ STEP = {"float32": 0.0, "float16": 0.0, "int8": _STEP, "int4": _STEP, "int8_full
 _LARGEST = 1.0
 # The errors of two random roundings of the same weights differ by less than this factor.
 _CHANCE = 2.0
+# The maximum number of threads that run a large file with other weights.
+_THREADS = 8
+
+# What returns the values of a weight in float32, in chunks.
+Chunks = Callable[[], Iterable[np.ndarray]]
 
 
 @dataclass
@@ -184,13 +192,15 @@ def verify(
     for name in file.signatures:
         _log.info("comparing %s with %s", name, own_names)
         checks.append(comparison.of(name))
+    file.close()  # its memory is needed by the runs with other weights
     quantization = file.manifest.quantization
     if not file.manifest.is_rounded:
         for check in checks:
             check.tolerance = EXACT if tolerance is None else tolerance
             check.graph_error, check.graph_tolerance = check.worst_error, check.tolerance
         if tolerance is None and any(check.failure for check in checks):
-            _allow_last_bits(comparison, file.content(), checks)
+            run = _Run(file.manifest, checks, comparison.differences)
+            _allow_last_bits(comparison, flatbuffer.read(file.map_content()), run, checks)
             for check in checks:
                 check.tolerance = check.graph_tolerance
     else:
@@ -264,45 +274,55 @@ def _input_sources(found: Comparisons) -> dict[str, str]:
     return result
 
 
-def _compare_rounding(found: "Comparisons", checks: list[Check], tolerance: float | None) -> None:
+class _Run(NamedTuple):
+    """A run of a file: its manifest, checks, and differences from the model by signature."""
+
+    manifest: Manifest
+    checks: list[Check]
+    differences: dict[str, list[np.ndarray]]
+
+
+def _run(found: Comparisons, of: dict[str, ModelOutputs], path: Path) -> _Run:
+    """Compares a file with other weights than those of `found` with the same models.
+
+    Large weights are read where the file is mapped: XNNPACK would copy them for each signature.
+    """
+    is_large = any(x.is_large for x in of.values())
+    threads = min(_THREADS, os.cpu_count() or 1) if is_large else 1
+    file = LoadedFile(path, threads, xnnpack=not is_large)
+    comparisons = Comparisons(of, file, found.inputs, found.strategy, is_of_weights=True)
+    checks = [comparisons.of(name) for name in file.signatures]
+    file.close()
+    return _Run(file.manifest, checks, comparisons.differences)
+
+
+def _compare_rounding(found: Comparisons, checks: list[Check], tolerance: float | None) -> None:
     """Sets `graph_error` and the tolerances of the checks of a file with rounded weights."""
     file, quantization = found.file, found.file.manifest.quantization
     has_int8_caches = file.manifest.cache == "int8"
     weights = ModelWeights(
         [
-            array
+            x
             for one in found.outputs.values()
-            for array in (
-                *(keras.ops.convert_to_numpy(x) for x in one.model.weights),
-                *_folded_norms(one.model),
-            )
+            for x in (*one.model.weights, *_folded_norms(one.model))
         ]
     )
-    graph = FloatFile(file.content())
-    unrounded = {buffer: weights.find(*x) for buffer, x in graph.stored.items()}
+    graph = FloatFile(file.map_content())
+    unrounded = {buffer: weights.find(x) for buffer, x in graph.stored.items()}
     generator = np.random.default_rng(0)
-    noisy = FloatFile(file.content(), generator) if has_int8_caches else graph
+    noisy = FloatFile(file.map_content(), generator) if has_int8_caches else graph
 
-    def comparison(
-        of: dict[str, ModelOutputs], values: dict[int, np.ndarray], exact: bool
-    ) -> Comparisons:
+    def run(of: dict[str, ModelOutputs], values: Mapping[int, Chunks], exact: bool) -> _Run:
         with temporary_folder() as folder:
-            path = folder / "float.tflite"
-            manifest = file.manifest
+            path, manifest = folder / "float.tflite", file.manifest
             if exact:
                 manifest = replace(manifest, quantization="float32")
-            path.write_bytes((graph if exact else noisy).write(manifest, values))
-            result = Comparisons(of, LoadedFile(path), found.inputs, found.strategy)
-            result.checks = [result.of(check.signature) for check in checks]
-            return result
+            (graph if exact else noisy).save(path, manifest, values)
+            return _run(found, of, path)
 
-    rounded = comparison(
+    rounded = run(
         found.outputs,
-        {
-            buffer: x.values
-            + graph.stored[buffer].step * generator.uniform(-0.5, 0.5, x.values.shape)
-            for buffer, x in unrounded.items()
-        },
+        {buffer: partial(x.rounded_chunks, generator) for buffer, x in unrounded.items()},
         exact=False,
     )
     with masks_of(quantization):
@@ -312,12 +332,15 @@ def _compare_rounding(found: "Comparisons", checks: list[Check], tolerance: floa
             of = {name: ModelOutputs(x.model) for name, x in of.items()}
         models = {name: x.model for name, x in of.items()}
         find_constants(unrounded, graph.stored, models, file.signatures)
-        exact = comparison(of, {buffer: x.values for buffer, x in unrounded.items()}, exact=True)
+        values: dict[int, Chunks] = {buffer: x.chunks for buffer, x in unrounded.items()}
+        exact = run(of, values, exact=True)
         sampled = exact
         if any(np.any(x.spread) for x in unrounded.values()):
-            samples = {buffer: x.sample(generator) for buffer, x in unrounded.items()}
-            sampled = comparison(of, samples, exact=True)
-    count = sum(bool(np.any(x.values)) for x in graph.stored.values())  # initial caches are zeros
+            samples = {
+                buffer: partial(x.sample_chunks, generator) for buffer, x in unrounded.items()
+            }
+            sampled = run(of, samples, exact=True)
+    count = sum(any(x.bounds) for x in graph.stored.values())  # initial caches are zeros
     for check, without, random in zip(checks, exact.checks, rounded.checks, strict=True):
         name = check.signature
         _, unknown = _distances(sampled.differences[name], exact.differences[name])
@@ -332,8 +355,10 @@ def _compare_rounding(found: "Comparisons", checks: list[Check], tolerance: floa
         check.tolerance = EXACT + max(noise, STEP[quantization] * count**0.5)
         check.tolerance = min(check.tolerance, _LARGEST) if tolerance is None else tolerance
     if any(check.graph_error > check.graph_tolerance for check in checks):
-        values = {buffer: x.values for buffer, x in unrounded.items()}
-        _allow_last_bits(exact, graph.write(exact.file.manifest, values), checks)
+        with temporary_folder() as folder:
+            graph.save(folder / "float.tflite", exact.manifest, values)
+            model = flatbuffer.read(map_content(folder / "float.tflite"))
+            _allow_last_bits(found, model, exact, checks)
 
 
 def _folded_norms(model: keras.Model) -> list[np.ndarray]:
@@ -347,31 +372,36 @@ def _folded_norms(model: keras.Model) -> list[np.ndarray]:
     return [keras.ops.convert_to_numpy(x) for x in found]
 
 
-def _allow_last_bits(comparison: Comparisons, content: bytes, checks: list[Check]) -> None:
+def _allow_last_bits(found: Comparisons, model: ModelT, run: _Run, checks: list[Check]) -> None:
     """Raises each `graph_tolerance` to what rounding in float32 explains.
 
     Args:
-        comparison: that of a file with float32 weights.
-        content: the bytes of that file.
+        found: the models.
+        model: a file with float32 weights, as objects.
+        run: that of the file.
+        checks: the checks to change.
     """
-    model, generator = flatbuffer.read(content), np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     model.metadata = []
     for buffer, values in flatbuffer.float_weights(model).items():
-        changed = values * (1 + 2.0**-23 * generator.uniform(-1, 1, values.shape))
-        flatbuffer.store_float(model, buffer, changed.astype("float32"))
+        chunks = partial(_change_last_bits, values.reshape(-1), generator)
+        model.buffers[buffer].data = flatbuffer.LazyBytes(values.nbytes, chunks)
     with temporary_folder() as folder:
         path = folder / "last-bits.tflite"
-        path.write_bytes(flatbuffer.write(model, comparison.file.manifest))
-        other = Comparisons(
-            comparison.outputs, LoadedFile(path), comparison.inputs, comparison.strategy
-        )
-        for check in checks:
-            scale = other.of(check.signature).scale
-            _, worst = _distances(
-                other.differences[check.signature], comparison.differences[check.signature]
-            )
-            allowed = min(_LAST_BITS * worst / scale, _INEXACT)
+        flatbuffer.save(path, model, run.manifest)
+        other = _run(found, found.outputs, path)
+        for check, changed in zip(checks, other.checks, strict=True):
+            name = check.signature
+            _, worst = _distances(other.differences[name], run.differences[name])
+            allowed = min(_LAST_BITS * worst / changed.scale, _INEXACT)
             check.graph_tolerance = max(check.graph_tolerance, allowed)
+
+
+def _change_last_bits(values: np.ndarray, generator: np.random.Generator) -> Iterator[np.ndarray]:
+    """The values, each changed by at most its last bit, in chunks."""
+    for start in range(0, len(values), 1 << 20):
+        part = values[start : start + (1 << 20)]
+        yield (part * (1 + 2.0**-23 * generator.uniform(-1, 1, part.shape))).astype("float32")
 
 
 def _distances(first: list[np.ndarray], second: list[np.ndarray]) -> tuple[float, float]:

@@ -267,12 +267,7 @@ def _with_main(model: Table, index: int) -> Table:
     pack their weights, too.
     """
     swap = {0: index, index: 0}
-    used, waiting = set[int](), [index]
-    while waiting:
-        number = waiting.pop()
-        if number not in used:
-            used.add(number)
-            waiting += (x for y in model.subgraphs[number].operators for x in _called(y).values())
+    used = flatbuffer.reachable(model, [index])
     changed = copy.copy(model)
     changed.signatureDefs, changed.metadata, changed.subgraphs = [], [], []
     for number in range(len(model.subgraphs)):
@@ -288,20 +283,10 @@ def _with_main(model: Table, index: int) -> Table:
     return changed
 
 
-def _called(operator: Table) -> dict[tuple[str, str], int]:
-    """The subgraphs that an operator calls, as the body of a WHILE, by field and option."""
-    return {
-        (field, key): number
-        for field in ("builtinOptions", "builtinOptions2")
-        for key, number in getattr(getattr(operator, field), "__dict__", {}).items()
-        if "subgraph" in key.lower() and isinstance(number, int)
-    }
-
-
 def _renumber(operator: Table, numbers: Mapping[int, int]) -> Table:
     """The operator, where the subgraphs that it calls have other numbers."""
     changed = copy.copy(operator)
-    for (field, key), number in _called(operator).items():
+    for (field, key), number in flatbuffer.called(operator).items():
         options = copy.copy(getattr(changed, field))
         setattr(options, key, numbers.get(number, number))
         setattr(changed, field, options)
