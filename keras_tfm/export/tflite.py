@@ -11,6 +11,7 @@ from keras_tfm.export import files
 from keras_tfm.export.graph.adapters import Placeholders, save_adapter, with_effect
 from keras_tfm.export.graph.conversion import ModelGroup, exportable
 from keras_tfm.export.member import make_member
+from keras_tfm.export.memory import warn_if_short
 from keras_tfm.export.pipeline import ONLY, Report, convert_members, passes_of, write_file
 from keras_tfm.export.quantization.precision import quantized_models
 from keras_tfm.export.quantization.presets import Quantization
@@ -193,6 +194,7 @@ def export_tflite(
         )
     import_litert("interpreter")
     files.check_file(path, overwrite)
+    warn_if_short(whole, quantization, verify)
     own: Any = {"tokenizer": tokenizer, "images": images, "labels": labels}
     check = quantized.check_request
     if ONLY in models:

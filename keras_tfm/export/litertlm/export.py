@@ -20,6 +20,7 @@ from keras_tfm.export.litertlm.package import (
 from keras_tfm.export.litertlm.signatures import litertlm_signatures
 from keras_tfm.export.litertlm.verification import check_runtime, verify_litertlm
 from keras_tfm.export.member import Member, store_tokenizers
+from keras_tfm.export.memory import warn_if_short
 from keras_tfm.export.pipeline import ONLY, Converted, Report, convert_members, write_file
 from keras_tfm.export.quantization.precision import quantized_models
 from keras_tfm.export.quantization.presets import Quantization
@@ -208,6 +209,7 @@ def export_litertlm(
     if verify:
         check_runtime()
     files.check_file(path, overwrite)
+    warn_if_short(model, quantization, verify)
     request = Request(
         model,
         ["prefill", "decode"],

@@ -282,6 +282,14 @@ class _Run(NamedTuple):
     differences: dict[str, list[np.ndarray]]
 
 
+def _scratch(file: LoadedFile) -> Path | None:
+    """The folder for float copies: that of the file. The default may be in memory."""
+    source = file.source
+    if isinstance(source, Path) and os.access(source.parent, os.W_OK):
+        return source.parent
+    return None
+
+
 def _run(found: Comparisons, of: dict[str, ModelOutputs], path: Path) -> _Run:
     """Compares a file with other weights than those of `found` with the same models.
 
@@ -313,7 +321,7 @@ def _compare_rounding(found: Comparisons, checks: list[Check], tolerance: float 
     noisy = FloatFile(file.map_content(), generator) if has_int8_caches else graph
 
     def run(of: dict[str, ModelOutputs], values: Mapping[int, Chunks], exact: bool) -> _Run:
-        with temporary_folder() as folder:
+        with temporary_folder(_scratch(file)) as folder:
             path, manifest = folder / "float.tflite", file.manifest
             if exact:
                 manifest = replace(manifest, quantization="float32")
@@ -355,7 +363,7 @@ def _compare_rounding(found: Comparisons, checks: list[Check], tolerance: float 
         check.tolerance = EXACT + max(noise, STEP[quantization] * count**0.5)
         check.tolerance = min(check.tolerance, _LARGEST) if tolerance is None else tolerance
     if any(check.graph_error > check.graph_tolerance for check in checks):
-        with temporary_folder() as folder:
+        with temporary_folder(_scratch(file)) as folder:
             graph.save(folder / "float.tflite", exact.manifest, values)
             model = flatbuffer.read(map_content(folder / "float.tflite"))
             _allow_last_bits(found, model, exact, checks)
@@ -386,7 +394,7 @@ def _allow_last_bits(found: Comparisons, model: ModelT, run: _Run, checks: list[
     for buffer, values in flatbuffer.float_weights(model).items():
         chunks = partial(_change_last_bits, values.reshape(-1), generator)
         model.buffers[buffer].data = flatbuffer.LazyBytes(values.nbytes, chunks)
-    with temporary_folder() as folder:
+    with temporary_folder(_scratch(found.file)) as folder:
         path = folder / "last-bits.tflite"
         flatbuffer.save(path, model, run.manifest)
         other = _run(found, found.outputs, path)
