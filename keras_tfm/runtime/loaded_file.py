@@ -89,7 +89,9 @@ class LoadedFile:
             both = self.checksum + self._adapter.checksum
             self.checksum = hashlib.sha256(both.encode()).hexdigest()
         if weight_cache is not None:
-            runners = cached_runners(source, self.signatures, self.checksum, threads, weight_cache)
+            runners: Mapping[str, Runner] = cached_runners(
+                source, self.signatures, self.checksum, threads, weight_cache
+            )
         else:
             runners = load_signatures(source, threads, self.signatures, xnnpack)
         self._memory = _Memory(runners, source)
