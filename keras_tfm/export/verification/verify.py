@@ -18,7 +18,7 @@ from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.presets import masks_of
 from keras_tfm.export.signatures.request import without_mask_warnings
 from keras_tfm.export.verification.checks import EXACT, Check, root_mean_square
-from keras_tfm.export.verification.comparison import Comparisons, ModelOutputs
+from keras_tfm.export.verification.comparison import STEPS, Comparisons, ModelOutputs
 from keras_tfm.export.verification.float_file import FloatFile
 from keras_tfm.export.verification.in_float16 import Float16Check
 from keras_tfm.export.verification.on_gpu import GpuCheck
@@ -75,6 +75,8 @@ class Verification:
         checks: list of `Check`, one a signature.
         inputs: dict, what was run as each input, in words: rows that were given, or random ones.
             Of several models, by "model.input".
+        steps: int, of a large model, the number of steps that were compared: one call of each
+            signature and this many steps of a loop; None: all steps.
         gpu: `GpuCheck`, the file on LiteRT's GPU delegate; None unless it was exported for one.
         float16: `Float16Check`, the same in float16 on the CPU; None as for `gpu`.
     """
@@ -83,6 +85,7 @@ class Verification:
     quantization: str
     checks: list[Check]
     inputs: dict[str, str] = field(default_factory=dict)
+    steps: int | None = None
     gpu: GpuCheck | None = None
     float16: Float16Check | None = None
 
@@ -108,6 +111,10 @@ class Verification:
                 f"  {x.signature:16} {x.rows:5} {x.max_error:10.2g} {x.mean_error:11.2g} "
                 f"{x.relative_error:9.1g} {x.tolerance:8.1g} {x.graph_error:8.1g} {top:>7} "
                 f"{x.ms:9.3f}"
+            )
+        if self.steps is not None:
+            lines.append(
+                f"  a large model: one call of each signature, {self.steps} steps of a loop"
             )
         # What stands for ids and pixels is right for every model.
         plain = ("random ids", "random uint8", "noise")
@@ -146,7 +153,11 @@ def verify(
 
     A file with rounded weights or int8 caches is run three times: as it is; with the model's
     unrounded weights and float32 activations and caches, where only float32 errors remain; and with
-    random rounding of the same step size, whose error sets the tolerance.
+    random rounding of the same step size, whose error sets the tolerance. The copies with other
+    weights, in float32, are written beside the file and removed.
+
+    A model of more than 100 million weights is compared on one call of each signature, and on 8
+    steps of "decode" and "generate". Rows in `inputs` are all compared.
 
     Args:
         model: functional `keras.Model`, the exported one, or the dictionary of several; a model in
@@ -169,6 +180,7 @@ def verify(
         VerificationError: a signature exceeds a tolerance.
         ValueError: the inputs do not fit, or the file is damaged.
         TypeError: ids are not integers.
+        OSError: the disk has no space for a copy with weights in float32.
 
     Example:
 
@@ -207,7 +219,11 @@ def verify(
         _log.info("comparing %s without its rounding", path)
         _compare_rounding(comparison, checks, tolerance)
     shown = path if isinstance(path, str | Path) else file.path
-    result = Verification(str(shown), quantization, checks, inputs=_input_sources(comparison))
+    sources = _input_sources(comparison)
+    is_large = any(x.is_large for x in comparison.outputs.values())
+    result = Verification(
+        str(shown), quantization, checks, inputs=sources, steps=STEPS if is_large else None
+    )
     if result.failures:
         hints = [other_arguments(one, part) for one, part in pairs.values()]
         reasons = "; ".join(filter(None, [*result.failures, *hints]))
