@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from keras_tfm.checkpoints.image_settings import image_fields
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.round_trip import check_equal
 from keras_tfm.checkpoints.rows import Entry, as_dtype
-from keras_tfm.checkpoints.tensors import INDEX, SINGLE, Tensors, import_safetensors
+from keras_tfm.checkpoints.tensors import INDEX, SINGLE, TensorKind, Tensors, write_tensors
 from keras_tfm.generation.tokenizers.keras_hub import WAY, keras_hub_hint
 from keras_tfm.host_memory import check_memory
 from keras_tfm.keras_internals import initialize, is_initialized, sublayers
@@ -257,16 +258,23 @@ def load_entries(named: Named, entries: list[Entry]) -> None:
     named.tensors.check_unchanged()
 
 
-def save_entries(entries: list[Entry], prefix: str = "") -> dict[str, np.ndarray]:
-    """The tensors of all weights, by name; `prefix` is added to names outside the head."""
-    tensors: dict[str, np.ndarray] = {}
+def save_entries(entries: list[Entry], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """The names and values of all tensors, one weight in memory at a time.
+
+    Args:
+        entries: an `Entry` for every weight.
+        prefix: str, added to names outside the head.
+    """
     for entry in entries:
         value = ops.convert_to_numpy(entry.weight)
         if value.dtype != np.float32:
             raise ValueError(f"expected weights in float32, got {entry.weight.path} {value.dtype}")
         for name, part in entry.save(value).items():
-            tensors[name if entry.head else prefix + name] = part
-    return tensors
+            yield _name_of(name, entry, prefix), part
+
+
+def _name_of(name: str, entry: Entry, prefix: str) -> str:
+    return name if entry.head else prefix + name
 
 
 def _architecture(config: Config, family: Family, named: Named) -> str | None:
@@ -316,7 +324,6 @@ def save_huggingface(
         ValueError: the model is of another kind, has a weight or an option that `transformers` does
             not support, or gives other outputs after loading.
         FileExistsError: the folder holds a checkpoint in several files.
-        ModuleNotFoundError: safetensors is not installed; the message names the extra to install.
 
     After an error the folder is unchanged.
 
@@ -330,9 +337,6 @@ def save_huggingface(
     ...     sorted(path.name for path in pathlib.Path(folder).iterdir())
     ['config.json', 'model.safetensors']
     """
-    import_safetensors()
-    from safetensors.numpy import save_file
-
     folder = Path(folder)
     if (folder / INDEX).exists():
         raise FileExistsError(f"{folder} holds a checkpoint in several files: use another folder")
@@ -349,9 +353,12 @@ def save_huggingface(
     fields = family.fields(model, architecture)
     entries = family.entries(model)
     prefix = "" if architecture == family.base else family.names.prefix
-    tensors = save_entries(entries, prefix)
     fixed = family.constants(model) | family.unused(model)
-    tensors |= {prefix + name: value for name, value in fixed.items()}
+    fixed = {prefix + name: value for name, value in fixed.items()}
+    kinds = {name: TensorKind(value.dtype, value.shape) for name, value in fixed.items()}
+    for entry in entries:
+        for name, shape in entry.shapes.items():
+            kinds[_name_of(name, entry, prefix)] = TensorKind(np.dtype("float32"), shape)
     config = {"architectures": [architecture], "model_type": family.model_type, **fields}
     config["dtype"] = "float32"
     if end_id is not None:
@@ -359,7 +366,8 @@ def save_huggingface(
     with _new_files(folder) as new:
         text = json.dumps(config, indent=2, sort_keys=True)
         (new / "config.json").write_text(text + "\n", encoding="utf-8")
-        save_file(tensors, new / SINGLE, metadata={"format": "pt"})
+        arrays = itertools.chain(fixed.items(), save_entries(entries, prefix))
+        write_tensors(new / SINGLE, kinds, arrays)
         names, rules = [SINGLE, "config.json"], family.preprocessor(model)
         if "image_size" in model.arguments:
             rules = image_fields(model, image_processor)

@@ -175,7 +175,9 @@ class Entry:
             )
         if shapes != expected:
             raise ValueError(f"{what}tensors of shapes {expected}, got {shapes}")
-        if not np.allclose(again, value, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+        if not np.array_equal(again, value) and not np.allclose(
+            again, value, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+        ):
             difference = float(np.nanmax(np.abs(again - value)))
             raise ValueError(f"{what}load(save(x)) to be x, got a difference of {difference:.2g}")
         return parts

@@ -1,4 +1,4 @@
-"""The tensors of a folder of safetensors, in one file or several, read one at a time.
+"""The tensors of a folder of safetensors, in one file or several, read and written one at a time.
 
 Files are read, not mapped to memory: a mapped file that is truncated meanwhile ends the process
 with a bus error, mapped pages count as memory in use, and some file systems cannot map files.
@@ -8,10 +8,11 @@ Example:
 >>> import tempfile
 >>> from pathlib import Path
 >>> import numpy as np
->>> from safetensors.numpy import save_file
->>> from keras_tfm.checkpoints.tensors import Tensors
+>>> from keras_tfm.checkpoints.tensors import TensorKind, Tensors, write_tensors
 >>> with tempfile.TemporaryDirectory() as folder:
-...     save_file({"weight": np.ones((2, 3), "float16")}, Path(folder, "model.safetensors"))
+...     kinds = {"weight": TensorKind(np.dtype("float16"), (2, 3))}
+...     arrays = [("weight", np.ones((2, 3), "float16"))]
+...     write_tensors(Path(folder, "model.safetensors"), kinds, arrays)
 ...     tensors = Tensors(Path(folder))
 ...     tensors["weight"].shape, tensors.array("weight").dtype.name
 ((2, 3), 'float16')
@@ -21,14 +22,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-
-from keras_tfm.optional_package import optional_package
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -243,11 +242,49 @@ def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)
 
 
-def import_safetensors() -> Any:
-    """Imports the package `safetensors`; the error names the extra to install."""
-    return optional_package(
-        "safetensors", "checkpoints need safetensors", "safetensors", extra="checkpoints"
-    )
+class TensorKind(NamedTuple):
+    """The dtype and shape of a tensor that will be written."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+def write_tensors(
+    file: Path, kinds: Mapping[str, TensorKind], arrays: Iterable[tuple[str, np.ndarray]]
+) -> None:
+    """Writes a safetensors file, an array at a time.
+
+    Args:
+        file: Path of the new file.
+        kinds: the dtype and shape of each tensor, by name. Those of larger numbers come first, so
+            that all are aligned.
+        arrays: the names and values, in the same order.
+
+    Raises:
+        ValueError: an array is not the next one, or of another dtype or shape.
+        OSError: the file cannot be written, for instance because the disk is full.
+    """
+    names = {dtype: name for name, dtype in FLOATS.items()} | {np.dtype("int64"): "I64"}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, kind in kinds.items():
+        begin, end = end, end + math.prod(kind.shape) * kind.dtype.itemsize
+        header[name] = {
+            "dtype": names[kind.dtype],
+            "shape": list(kind.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("xb") as opened:
+        opened.write(len(text).to_bytes(8, "little") + text)
+        for (name, kind), (found, array) in zip(kinds.items(), arrays, strict=True):
+            if (found, array.dtype, array.shape) != (name, *kind):
+                raise ValueError(
+                    f"expected {name}, {kind.dtype} {kind.shape}, "
+                    f"got {found}, {array.dtype} {array.shape}"
+                )
+            opened.write(np.ascontiguousarray(array).reshape(-1).view("uint8").data)
 
 
 def read_json(file: Path, kind: type = dict) -> Any:

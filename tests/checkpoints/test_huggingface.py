@@ -531,23 +531,6 @@ def test_a_tensor_in_two_files_is_refused(tmp_path):
         load_huggingface(folder)
 
 
-def test_without_safetensors_the_extra_is_named(monkeypatch, tmp_path):
-    """Only where it is needed: files are read without it."""
-    import importlib
-
-    real = importlib.import_module
-
-    def missing(name):
-        if name == "safetensors":
-            raise ModuleNotFoundError("no", name="safetensors")
-        return real(name)
-
-    monkeypatch.setattr("keras_tfm.optional_package.importlib.import_module", missing)
-    model = load_huggingface(FOLDER / "gpt2")
-    with pytest.raises(ModuleNotFoundError, match=r'safetensors.*: pip install.*"checkpoints"'):
-        save_huggingface(model, tmp_path)
-
-
 # Training
 
 

@@ -12,12 +12,13 @@ import pytest
 from compare import to_numpy
 from keras_weights import randomize
 from small_checkpoints import encoded
+from traced_memory import at_most
 
 from keras_tfm import models
 from keras_tfm.checkpoints import huggingface, load_huggingface, save_huggingface
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.rows import contiguous
-from keras_tfm.checkpoints.tensors import Tensors
+from keras_tfm.checkpoints.tensors import TensorKind, Tensors, write_tensors
 from keras_tfm.layers.embeddings.lookup import is_traced
 
 SINGLE = "model.safetensors"
@@ -281,7 +282,10 @@ def test_files_are_read_without_memory_maps(folder, monkeypatch):
     monkeypatch.setattr(mmap, "mmap", refuse)
     monkeypatch.setattr(np, "memmap", refuse)
     monkeypatch.setitem(sys.modules, "safetensors", None)  # whose files are mapped
-    assert load_huggingface(folder).count_params() > 0
+    model = load_huggingface(folder)
+    save_huggingface(model, folder / "again")
+    for x, y in zip(model.weights, load_huggingface(folder / "again").weights, strict=True):
+        np.testing.assert_array_equal(to_numpy(x), to_numpy(y))
 
 
 def test_too_little_memory_is_said_before_the_first_tensor_is_read(folder, monkeypatch):
@@ -333,3 +337,68 @@ def test_the_same_files_are_read_as_by_safetensors(folder):
         assert ours == theirs, file.read_bytes()[8 : 8 + length]
         accepted += ours is not None
     assert accepted > 10  # names, for example
+
+
+# Written files
+
+
+KINDS = {
+    "count": TensorKind(np.dtype("int64"), ()),
+    "empty": TensorKind(np.dtype("float32"), (0, 3)),
+    "x": TensorKind(np.dtype("float32"), (2, 3)),
+}
+ARRAYS = {
+    "count": np.array(7),
+    "empty": np.zeros((0, 3), "float32"),
+    "x": np.arange(6, dtype="float32").reshape(3, 2).T,
+}
+
+
+def test_safetensors_reads_what_is_written(tmp_path):
+    write_tensors(tmp_path / SINGLE, KINDS, ARRAYS.items())
+    found = pytest.importorskip("safetensors.numpy").load_file(tmp_path / SINGLE)
+    assert list(found) == sorted(KINDS)
+    for name, x in ARRAYS.items():
+        np.testing.assert_array_equal(found[name], x, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": np.zeros((3, 2), "float32")}, r"expected x, float32 \(2, 3\), got x, .* \(3, 2\)"),
+        ({"x": np.zeros((2, 3))}, r"expected x, float32 \(2, 3\), got x, float64"),
+        ({"y": np.zeros(3)}, "is longer"),
+    ],
+    ids=["shape", "dtype", "more"],
+)
+def test_arrays_that_were_not_announced_are_refused(change, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        write_tensors(tmp_path / SINGLE, KINDS, {**ARRAYS, **change}.items())
+
+
+def test_saving_holds_one_weight_beside_the_model(tmp_path):
+    """Not all tensors, as NumPy arrays and as bytes."""
+    model = models.llama(8192, dim=64, num_layers=8, num_heads=2, intermediate_dim=4096)
+    entries = huggingface.FAMILIES["llama"].entries(model)
+    sizes = [4 * int(np.prod(x.shape)) for x in model.weights]
+    largest, total = max(sizes), sum(sizes)
+    with at_most(largest * 4):
+        count = sum(x.nbytes for _, x in huggingface.save_entries(entries))
+    assert count == total > 8 * largest
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of the size of files")
+def test_a_disk_that_fills_leaves_the_folder_as_it_was(folder):
+    import resource
+
+    model = load_huggingface(folder)
+    before = {x.name: x.read_bytes() for x in folder.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before[SINGLE]) // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            save_huggingface(model, folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(error.value)
+    assert {x.name: x.read_bytes() for x in folder.iterdir()} == before

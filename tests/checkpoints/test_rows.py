@@ -48,7 +48,7 @@ def through(model, table, tensors, tmp_path):
     found = entries(table, model, "test")
     named.check("test", found)
     load_entries(named, found)
-    back = save_entries(found)
+    back = dict(save_entries(found))
     assert set(back) == set(tensors)
     for name, array in tensors.items():
         np.testing.assert_allclose(back[name], array, rtol=0, atol=3e-7)
@@ -350,7 +350,7 @@ def test_a_model_whose_matrices_are_all_square():
     assert all(
         shape == (8, 8) for entry in found if transposes(entry) for shape in entry.shapes.values()
     )
-    tensors = save_entries(found)
+    tensors = dict(save_entries(found))
     output = to_numpy(model.get_layer("encoder_0").self_attention.output_projection.kernel)
     name = "encoder.block.0.layer.0.SelfAttention.o.weight"
     np.testing.assert_array_equal(tensors[name], output.T)

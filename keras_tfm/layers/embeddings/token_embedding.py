@@ -127,6 +127,9 @@ class TokenEmbedding(RematerializedLayer):
         if reverse:
             self._check_features(inputs)
             table = ops.cast(self.embeddings, self.compute_dtype)
+            if keras.backend.backend() == "tensorflow" and not is_traced(inputs):
+                # A graph fuses the transpose with the product; here it would copy the table.
+                return _eager_logits(inputs, table)
             return _logits(inputs, self._transpose(table))
         inputs = _integers(inputs)
         self._check_ids(inputs)
@@ -215,6 +218,14 @@ def _logits(x: Tensor, table: Tensor) -> Tensor:
         return ops.matmul(x, table)
     y = ops.matmul(ops.reshape(x, (-1, x.shape[-1])), table)
     return ops.reshape(y, (*leading(x, len(x.shape) - 1), table.shape[-1]))
+
+
+def _eager_logits(x: Tensor, table: Tensor) -> Tensor:
+    """(..., D), (V, D) -> (..., V)."""
+    import tensorflow as tf
+
+    y = tf.matmul(tf.reshape(x, (-1, x.shape[-1])), table, transpose_b=True)
+    return tf.reshape(y, (*x.shape[:-1], table.shape[0]))
 
 
 def _integers(ids: Tensor) -> Tensor:

@@ -1,0 +1,125 @@
+"""Seconds and memory from a Hugging Face folder to the first token in Keras.
+
+    python benchmarks/loading.py                              # random weights of Qwen3-0.6B's shape
+    python benchmarks/loading.py smollm2-135m --dtype bfloat16
+    python benchmarks/loading.py --folder FOLDER
+    PYTHONPATH=another/tree python benchmarks/loading.py      # with another version of keras_tfm
+
+A new process imports Keras and the library, loads the folder (bfloat16 weights, in the page cache)
+and generates one token after a prompt of eight. After each stage it reports CPU seconds of all
+threads, wall seconds, the peak of the resident memory, and the anonymous part now.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import ml_dtypes
+import numpy as np
+
+# fmt: off
+MODELS = {
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 40960, "tie_word_embeddings": True, "rope_theta": 1000000.0,
+    },
+    "smollm2-135m": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576,
+        "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "head_dim": 64, "intermediate_size": 1536, "vocab_size": 49152, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8192, "tie_word_embeddings": True, "rope_theta": 100000.0,
+    },
+}
+# fmt: on
+
+
+def write_folder(folder: Path, config: dict) -> None:
+    """Writes a folder of random bfloat16 weights, a tensor at a time."""
+    (folder / "config.json").write_text(json.dumps(config))
+    dim, inner = config["hidden_size"], config["intermediate_size"]
+    query = config["num_attention_heads"] * config["head_dim"]
+    key = config["num_key_value_heads"] * config["head_dim"]
+    shapes = {"model.embed_tokens.weight": (config["vocab_size"], dim), "model.norm.weight": (dim,)}
+    for i in range(config["num_hidden_layers"]):
+        parts = {
+            "self_attn.q_proj": (query, dim),
+            "self_attn.k_proj": (key, dim),
+            "self_attn.v_proj": (key, dim),
+            "self_attn.o_proj": (dim, query),
+            "mlp.gate_proj": (inner, dim),
+            "mlp.up_proj": (inner, dim),
+            "mlp.down_proj": (dim, inner),
+            "input_layernorm": (dim,),
+            "post_attention_layernorm": (dim,),
+        }
+        if config["model_type"] == "qwen3":
+            norm = (config["head_dim"],)
+            parts |= {"self_attn.q_norm": norm, "self_attn.k_norm": norm}
+        shapes |= {f"model.layers.{i}.{name}.weight": x for name, x in parts.items()}
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    rng = np.random.default_rng(0)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for shape in shapes.values():
+            values = 0.02 * rng.standard_normal(shape, "float32") + (len(shape) == 1)
+            file.write(values.astype(ml_dtypes.bfloat16).tobytes())
+
+
+def report(stage: str, start: float) -> None:
+    """Prints the time since the process began, and its memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines)
+    peak, anonymous = (int(status[key].split()[0]) * 1024e-9 for key in ("VmHWM", "RssAnon"))
+    print(
+        f"{stage:12} CPU {time.process_time():6.1f} s, wall {time.perf_counter() - start:6.1f} s, "
+        f"peak {peak:.2f} GB, anonymous {anonymous:.2f} GB",
+        flush=True,
+    )
+
+
+def measure(folder: Path, dtype: str) -> None:
+    """Loads a folder and generates a token."""
+    start = time.perf_counter()
+    from keras_tfm import checkpoints, generation
+
+    report("import", start)
+    model = checkpoints.load_huggingface(folder, dtype=dtype)
+    report("load", start)
+    generation.generate(model, np.arange(1, 9)[None] * 7, max_length=9)
+    report("first token", start)
+
+
+def main() -> None:
+    """Parses the command line and runs the benchmark in a new process."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="qwen3-0.6b", choices=MODELS)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.here:
+        measure(arguments.folder, arguments.dtype)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        if arguments.folder is None:
+            write_folder(folder, MODELS[arguments.model])
+        options = ["--here", "--folder", str(folder), "--dtype", arguments.dtype]
+        subprocess.run([sys.executable, __file__, *options], check=True)
+
+
+if __name__ == "__main__":
+    main()
