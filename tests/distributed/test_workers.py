@@ -20,30 +20,38 @@ def alone():
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    """Two workers that nobody kills, without dropout and with it."""
-    folder = tmp_path_factory.mktemp("whole")
-    return heard(programs.run("worker.py", "--whole", "--resume", folder, workers=2))
+def two():
+    """Two workers that nobody kills, without dropout."""
+    return heard(programs.run("worker.py", "--whole", workers=2))
+
+
+def assert_alike(one, other):
+    assert other["workers"] == 2
+    assert_equal(one, other)
+    for name, value in one["evaluation"].items():
+        assert other["evaluation"][name] == pytest.approx(value, abs=1e-6)
+    assert len(other["predictions"]) == small_training.ROWS * 5 * small_training.SIZE
 
 
 def test_fit_evaluate_and_predict_of_two_workers_equal_one(alone, two):
-    for what in ("transformer", "small"):
-        one, other = alone[what], two[what]
-        assert other["workers"] == 2
-        assert_equal(one, other)
-        for name, value in one["evaluation"].items():
-            assert other["evaluation"][name] == pytest.approx(value, abs=1e-6)
-        assert len(other["predictions"]) == small_training.ROWS * 5 * small_training.SIZE
+    assert_alike(alone["small"], two["small"])
+
+
+@pytest.mark.slow
+def test_a_transformer_too():
+    """test_replicas.py trains one on two replicas by default."""
+    one, other = (
+        heard(programs.run("worker.py", "--transformer", workers=n))["transformer"]
+        for n in (None, 2)
+    )
+    assert_alike(one, other)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
-def test_a_worker_is_killed_and_all_go_on_from_the_checkpoint(tmp_path, request, alone, workers):
+def test_a_worker_is_killed_and_all_go_on_from_the_checkpoint(tmp_path, alone, workers):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    if workers == 2:
-        expected = request.getfixturevalue("two")["resumed"]
-    else:
-        expected = heard(programs.run("worker.py", "--resume", whole, workers=workers))["resumed"]
+    expected = heard(programs.run("worker.py", "--resume", whole, workers=workers))["resumed"]
 
     kill = ["--kill-worker", 1, "--at-step", 7]
     result = programs.run("worker.py", "--resume", killed, *kill, workers=workers)

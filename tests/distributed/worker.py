@@ -1,6 +1,6 @@
 """One of several workers: trains, evaluates, predicts, and says what came out.
 
-python worker.py [--whole] [--resume FOLDER [--kill-worker N --at-step S]]
+python worker.py [--whole] [--transformer] [--resume FOLDER [--kill-worker N --at-step S]]
 
 What is resumed is small and has dropout.
 """
@@ -55,7 +55,8 @@ def trained(make, *callbacks, **options):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--whole", action="store_true", help="without dropout, a transformer too")
+    parser.add_argument("--whole", action="store_true", help="without dropout")
+    parser.add_argument("--transformer", action="store_true", help="a transformer too")
     parser.add_argument("--resume")
     parser.add_argument("--resume-of-each", nargs="+", help="a folder for each worker")
     parser.add_argument("--kill-worker", type=int)
@@ -66,8 +67,9 @@ def main():
 
     results = {}
     if arguments.whole:
-        results["transformer"] = trained(small_training.model)
         results["small"] = trained(small_training.embedding)
+    if arguments.transformer:
+        results["transformer"] = trained(small_training.model)
     if arguments.resume_of_each:
         arguments.resume = arguments.resume_of_each[task]
     if arguments.resume:
