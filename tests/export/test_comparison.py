@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from compare import to_numpy
 from keras_weights import randomize
-from small_exports import MAX_LENGTH, SOURCE_LENGTH, new_path, small
+from small_exports import MAX_LENGTH, SOURCE_LENGTH, new_path, small, small_file
 from small_models import START, TARGET_SIZE, decoder_only
 
 from keras_tfm import models
@@ -32,6 +32,14 @@ STRATEGIES = {"greedy": Greedy(), "drafted": Drafted(PromptLookup(1), 2)}
 @functools.cache
 def decoder():
     return decoder_only(num_layers=1)
+
+
+@functools.cache
+def file_of(strategy):
+    """A loop of the decoder, not yet verified."""
+    path, options = new_path(), {"prompt_length": 3, "max_length": 9, "verify": False}
+    export_tflite(decoder(), path, ["generate"], strategy=STRATEGIES[strategy], **options)
+    return path
 
 
 def greedy(prompt, length, ends):
@@ -66,8 +74,15 @@ def seen(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("batch", [1, len(PROMPTS)])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "batch"),
+    [
+        ("greedy", len(PROMPTS)),
+        ("drafted", 1),
+        pytest.param("greedy", 1, marks=pytest.mark.slow),
+        pytest.param("drafted", len(PROMPTS), marks=pytest.mark.slow),
+    ],
+)
 def test_every_token_up_to_the_end_is_compared_and_none_after_it(strategy, batch, seen):
     """Each row's logits are those before its own tokens, behind a prompt of several."""
     ends, path = ends_in_the_middle(), new_path()
@@ -99,14 +114,11 @@ def test_a_drafted_translator_is_compared_with_its_source():
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_file_of_other_weights_is_refused(strategy):
-    path = new_path()
-    options = {"prompt_length": 3, "max_length": 9, "verify": False}
-    export_tflite(decoder(), path, ["generate"], strategy=STRATEGIES[strategy], **options)
     other = decoder_only(num_layers=1)
     head = other.get_layer("head").kernel
     head.assign(to_numpy(head)[:, ::-1])
     with pytest.raises(VerificationError, match="generate: expected"):
-        verify(other, path, strategy=STRATEGIES[strategy])
+        verify(other, file_of(strategy), strategy=STRATEGIES[strategy])
 
 
 def test_logits_of_greedy_search_are_those_of_the_file(monkeypatch):
@@ -114,13 +126,11 @@ def test_logits_of_greedy_search_are_those_of_the_file(monkeypatch):
     read = []
     run = comparison.LoopLogits.run
     monkeypatch.setattr(comparison.LoopLogits, "run", lambda *x: read.append(1) or run(*x))
-    for strategy in STRATEGIES.values():
-        options = {"prompt_length": 3, "max_length": 6, "strategy": strategy}
-        export_tflite(decoder(), new_path(), ["generate"], **options)
-    assert len(read) > 0
-    count = len(read)
-    export_tflite(decoder(), new_path(), ["generate"], **options)  # with drafts alone
-    assert len(read) == count
+    counts = []
+    for name, strategy in STRATEGIES.items():
+        verify(decoder(), file_of(name), strategy=strategy)
+        counts.append(len(read))
+    assert counts[0] == counts[1] > 0
 
 
 def test_random_prompts_become_shorter_from_call_to_call(monkeypatch):
@@ -140,11 +150,11 @@ def test_random_prompts_become_shorter_from_call_to_call(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("length", "max_length", "before"),
+    ("max_length", "lengths"),
     # Two chunks and half of one, rounded up; of a small cache, the whole chunks that it has.
-    [(4, 64, 10), (3, 64, 8), (1, 64, 3), (4, 9, 8), (5, 9, 5)],
+    [(64, {1: 3, 3: 8, 4: 10}), (9, {4: 8, 5: 5})],
 )
-def test_a_prefill_is_followed_by_two_steps(monkeypatch, length, max_length, before):
+def test_a_prefill_is_followed_by_two_steps(monkeypatch, max_length, lengths):
     asked = []
     run_steps = Comparison._run_steps
 
@@ -153,21 +163,22 @@ def test_a_prefill_is_followed_by_two_steps(monkeypatch, length, max_length, bef
         return run_steps(self, **arguments)
 
     path = new_path()
-    options = {"prompt_length": length, "max_length": max_length, "whole_caches": True}
+    options = {"prompt_length": [*lengths], "max_length": max_length, "whole_caches": True}
     export_tflite(decoder(), path, ["prefill", "decode"], verify=False, **options)
     monkeypatch.setattr(Comparison, "_run_steps", spy)
     verify(decoder(), path)
-    (prefill,) = (x for x in asked if x.get("prefill"))
-    assert prefill == {"prefill": f"prefill_{length}", "before": before, "steps": 2}
+    assert [x for x in asked if x.get("prefill")] == [
+        {"prefill": f"prefill_{length}", "before": before, "steps": 2}
+        for length, before in lengths.items()
+    ]
 
 
 def test_milliseconds_are_a_part_of_the_whole_time():
+    path = small_file().path
     begun = time.perf_counter()
-    report = export_tflite(
-        small(), new_path(), ["predict", "generate", "encode", "decode"], **LENGTHS
-    )
+    verification = verify(small(), path)
     whole = 1e3 * (time.perf_counter() - begun)
-    for check in report.verification.checks:
+    for check in verification.checks:
         assert 0 < check.ms < whole
 
 
@@ -242,14 +253,22 @@ def test_without_scores_tokens_are_compared_unless_weights_are_rounded():
 BEAM = Beam(3, length_penalty=lambda n: ((5 + n) / 6) ** 0.6, hypotheses=2, early_stopping="never")
 
 
-def beam_search(quantization):
-    """A comparison, its inputs, and what the file generates: two hypotheses, some end early."""
+@functools.cache
+def beam_file(quantization):
+    """The file, and what it generates: two hypotheses, some end early."""
     path, ends = new_path(), ends_in_the_middle()
     options = {"prompt_length": 3, "max_length": 9, "end_id": ends, "batch_size": len(PROMPTS)}
     export_tflite(wide(), path, ["generate"], quantization, strategy=BEAM, verify=False, **options)
-    file, inputs = load(path), {"tokens": np.array(PROMPTS, "int32")}
+    file = load(path)
+    return file, file.generate(PROMPTS)
+
+
+def beam_search(quantization):
+    """A comparison, its inputs, and what the file generates."""
+    file, found = beam_file(quantization)
     compare = Comparison(ModelOutputs(wide()), file.file, None, BEAM)
-    return compare, file.file.signatures["generate"], inputs, file.generate(PROMPTS)
+    inputs = {"tokens": np.array(PROMPTS, "int32")}
+    return compare, file.file.signatures["generate"], inputs, found
 
 
 def test_the_model_scores_hypotheses_as_the_search_does():

@@ -1,5 +1,8 @@
 """DETR in a file: every rounding, in one part of XNNPACK, and what its file says about it."""
 
+import functools
+from pathlib import Path
+
 import numpy as np
 import pytest
 from compare import assert_close, to_numpy
@@ -25,6 +28,18 @@ def model():
 
 
 @pytest.fixture(scope="module")
+def exported(model, tmp_path_factory):
+    """The report of its verified file, each once."""
+
+    @functools.cache
+    def of(quantization):
+        path = tmp_path_factory.mktemp("detection") / "x.tflite"
+        return export_tflite(model, path, quantization=quantization)
+
+    return of
+
+
+@pytest.fixture(scope="module")
 def pixels():
     return np.random.default_rng(3).integers(0, 256, (1, *SIZE, 3)).astype("uint8")
 
@@ -32,10 +47,14 @@ def pixels():
 # The largest share of float32's bytes.
 @pytest.mark.parametrize(
     ("quantization", "share"),
-    [("float32", 1.0), pytest.param("float16", 0.6, marks=pytest.mark.slow), ("int8", 0.45)],
+    [
+        ("float32", 1.0),
+        pytest.param("float16", 0.6, marks=pytest.mark.slow),
+        pytest.param("int8", 0.45, marks=pytest.mark.slow),
+    ],  # models/test_contract.py verifies one
 )
-def test_its_file(model, pixels, quantization, share, tmp_path):
-    report = export_tflite(model, tmp_path / "x.tflite", quantization=quantization)
+def test_its_file(model, pixels, quantization, share, exported):
+    report = exported(quantization)
     (graph,) = report.subgraphs
     # All but the cast of the uint8 pixels. In float16, the weights' conversions stand before it.
     assert graph.nodes - graph.delegated == graph.operators["CAST"] == 1
@@ -53,11 +72,10 @@ def test_its_file(model, pixels, quantization, share, tmp_path):
             assert_close(found[name], to_numpy(expected[name]), 1e-4)
 
 
-def test_sinusoids_are_a_constant(model, tmp_path):
+def test_sinusoids_are_a_constant(exported):
     from keras_tfm.runtime import flatbuffer
 
-    export_tflite(model, tmp_path / "x.tflite")
-    file = flatbuffer.read((tmp_path / "x.tflite").read_bytes())
+    file = flatbuffer.read(Path(exported("float32").path).read_bytes())
     names = {x.builtinCode for x in file.operatorCodes}
     schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
     assert not names & {schema.BuiltinOperator.SIN, schema.BuiltinOperator.COS}
@@ -65,6 +83,7 @@ def test_sinusoids_are_a_constant(model, tmp_path):
 
 def test_auxiliary_outputs_stay_out(tmp_path):
     trained = detector(SIZE, auxiliary_outputs=True)
-    report = export_tflite(models.without_auxiliary_outputs(trained), tmp_path / "x.tflite")
+    model = models.without_auxiliary_outputs(trained)
+    report = export_tflite(model, tmp_path / "x.tflite", verify=False)
     outputs = runtime.load(report.path).predict({"pixels": np.zeros((1, *SIZE, 3), "uint8")})
     assert set(outputs) == {"logits", "boxes"}

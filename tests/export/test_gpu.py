@@ -3,6 +3,7 @@
 No GPU runs here: the checks are those of the delegate's source.
 """
 
+import functools
 import json
 import sys
 
@@ -54,6 +55,20 @@ def both(model, folder, **arguments):
     return files
 
 
+DECODERS = [(gpt, False), (llama, True)]  # by default
+
+
+@pytest.fixture(scope="module")
+def decoders(tmp_path_factory):
+    """`both` of `make()`, once for all tests: in a cache of its own length, or a whole one."""
+
+    @functools.cache
+    def of(make, whole):
+        return both(make(), tmp_path_factory.mktemp("gpu"), whole_caches=whole, **STEPS)
+
+    return of
+
+
 def streamed(file, inputs):
     """The logits (T, V) of greedy steps."""
     logits = []
@@ -69,13 +84,13 @@ def streamed(file, inputs):
 @pytest.mark.parametrize(
     ("make", "whole"),
     [
-        pytest.param(make, whole, marks=[pytest.mark.slow] * ((i + whole) % 2))
-        for i, make in enumerate([gpt, llama, alibi, decoder_only])
+        pytest.param(make, whole, marks=[pytest.mark.slow] * ((make, whole) not in DECODERS))
+        for make in (gpt, llama, alibi, decoder_only)
         for whole in (False, True)
     ],
 )
-def test_decoders_give_what_they_give_on_a_cpu(make, whole, tmp_path):
-    cpu, gpu = both(make(), tmp_path, whole_caches=whole, **STEPS)
+def test_decoders_give_what_they_give_on_a_cpu(make, whole, decoders):
+    cpu, gpu = decoders(make, whole)
     assert {x.operator for x in check_file(cpu.path)} >= {"BATCH_MATMUL", "STRIDED_SLICE"}
     assert check_file(gpu.path) == []
     for prompt in PROMPTS:
@@ -87,9 +102,9 @@ def test_decoders_give_what_they_give_on_a_cpu(make, whole, tmp_path):
     assert len(keys) >= 1 and all(shape[3] == 12 for shape in keys)  # (B, G, K, S)
 
 
-def test_keys_in_caches_are_not_transposed_at_each_step(tmp_path):
+def test_keys_in_caches_are_not_transposed_at_each_step(decoders):
     """Only in prefills: their keys are new."""
-    _, gpu = both(llama(), tmp_path, **STEPS)
+    _, gpu = decoders(llama, True)
     report = runtime.inspection.inspect_file(gpu.path)
     operators = {x.name: x.operators for x in report.subgraphs}
     assert "TRANSPOSE" not in operators["decode"]

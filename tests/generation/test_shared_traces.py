@@ -17,11 +17,14 @@ from keras_tfm.layers.transformer_block import TransformerDecoderBlock as Block
 
 pytestmark = tensorflow_only
 
-V, D, LAYERS = 13, 12, 5
+V, D, LAYERS = 13, 12, 3
 
 
-def model_of(block, context=False, seed=3):
-    """A stack of five blocks, made by `block(i)`, with noise on every weight."""
+def model_of(block, context=False, seed=3, num_layers=LAYERS):
+    """A stack of blocks, made by `block(i)`, with noise on every weight.
+
+    Of three equal ones the last is not traced; where every second is of another kind, of five.
+    """
     target = keras.Input((None,), dtype="int32", name="target")
     inputs = {"target": target}
     embedding = layers.TokenEmbedding(V, D, mask_zero=True)
@@ -30,7 +33,7 @@ def model_of(block, context=False, seed=3):
         inputs["source"] = keras.Input((None,), dtype="int32", name="source")
         arguments = [layers.TransformerEncoderBlock(17, 3)(embedding(inputs["source"]))]
     x = embedding(target)
-    for i in range(LAYERS):
+    for i in range(num_layers):
         x = block(i)(x, *arguments)
     return randomize(keras.Model(inputs, keras.layers.Dense(V)(x)), seed)
 
@@ -76,7 +79,8 @@ def test_tokens_and_scores_are_those_of_separate_traces(position, context, strat
 @pytest.mark.parametrize(
     ("position", "context", "strategy"),
     [
-        ("rotary", True, Beam(3)),
+        pytest.param("rotary", True, Beam(3), marks=pytest.mark.slow),
+        ("none", False, None),
         pytest.param("none", True, None, marks=pytest.mark.slow),
         pytest.param("Shaw", False, None, marks=pytest.mark.slow),
     ],
@@ -140,7 +144,7 @@ def test_blocks_that_differ_are_not_taken_for_one_another(other, monkeypatch):
         options = {"intermediate_dim": 17, "num_heads": 3, **(other() if i % 2 else {})}
         return TransformerDecoderBlock(**options, cross_attention=False)
 
-    model = model_of(block)
+    model = model_of(block, num_layers=5)
     found = generate(model, inputs_of(model), max_length=12)
     monkeypatch.setattr(shared_traces, "_may_share", lambda layer, args: False)
     wanted = Generator(model, max_length=12)(inputs_of(model))
@@ -177,10 +181,11 @@ def test_generate_compiles_once_and_again_after_lora(traced):
     assert traced  # other variables: another graph
 
 
-def test_generate_keeps_a_few_generators():
-    model = model_of(lambda i: TransformerDecoderBlock(17, 3, cross_attention=False))
+def test_generate_keeps_a_few_generators(monkeypatch):
     from keras_tfm.generation import generator
 
+    monkeypatch.setattr(generator, "MAX_KEPT", 2)
+    model = model_of(lambda i: TransformerDecoderBlock(17, 3, cross_attention=False))
     for length in range(5, 5 + generator.MAX_KEPT + 3):
         generate(model, inputs_of(model), max_length=length)
     assert len(vars(model)["_keras_tfm_generators"]) == generator.MAX_KEPT
