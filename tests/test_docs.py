@@ -41,7 +41,10 @@ GUIDES = [
     "microcontrollers",
     "troubleshooting",
 ]
-SLOW = ["first-model", "training", "export", "cookbook", "huggingface", "images"]
+SLOW = [
+    *("first-model", "data", "training", "distribution", "generation", "export", "cookbook"),
+    *("huggingface", "images"),
+]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
 NEEDED = {

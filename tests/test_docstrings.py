@@ -129,9 +129,18 @@ def test_every_module_is_found():
         assert f"keras_tfm.{name}" in MODULES
 
 
+# Modules whose examples train a model, as their own tests do.
+TRAINED = [
+    f"keras_tfm.training.{x}"
+    for x in ("losses.dino", "generation_scores", "tensorboard", "resuming.resume")
+]
+
+
 # Keras's own saving makes NumPy arrays of variables.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in TRAINED)) for x in MODULES]
+)
 def test_examples(name, capsys):
     backend = re.match(r"keras_tfm\.layers\.(jax|torch)\.", name)
     needed = backend[1] if backend else NEEDED.get(name)

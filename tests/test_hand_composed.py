@@ -127,17 +127,20 @@ def test_the_translator_runs_in_the_runtime(translator, tmp_path):
     np.testing.assert_array_equal(tokens, Generator(model, 6, START, END)(QUESTIONS).tokens)
 
 
+@pytest.mark.slow
 def test_the_continuer_learns(continuer):
     _, losses = continuer
     assert losses[0] > 1.0
     assert losses[-1] < 0.05
 
 
+@pytest.mark.slow
 def test_the_continuer_steps(continuer):
     model, _ = continuer
     check_stepping(model, length=8, tolerance=1e-5)
 
 
+@pytest.mark.slow
 def test_the_continuer_generates_what_it_learnt(continuer):
     model, _ = continuer
     prompts = np.hstack([QUESTIONS, ANSWERS[:, :1]])
@@ -145,6 +148,7 @@ def test_the_continuer_generates_what_it_learnt(continuer):
     np.testing.assert_array_equal(tokens, np.hstack([QUESTIONS, ANSWERS]))
 
 
+@pytest.mark.slow
 def test_the_continuer_runs_in_the_runtime(continuer, tmp_path):
     """One full pass a token: a generate signature would begin with a start token, no prompt."""
     model, _ = continuer

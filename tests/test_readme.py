@@ -68,6 +68,7 @@ def test_the_hugging_face_model_runs_as_it_stands(tmp_path):
     assert len(called) == 1 and called <= set(signatures.split())
 
 
+@pytest.mark.slow
 def test_the_chat_runs_as_it_stands(tmp_path):
     """On the file of the guide to chats, whose model is untrained."""
     pytest.importorskip("tokenizers")

@@ -79,7 +79,7 @@ def test_t5_in_a_file_generates_what_transformers_does(case, kind, tmp_path):
         np.testing.assert_allclose(result.scores, wanted["beam_scores"], atol=1e-4)
 
 
-@pytest.mark.parametrize("case", some("gpt2_scaled", slow=["gpt1", "gpt2"]))
+@pytest.mark.parametrize("case", some(slow=["gpt2_scaled", "gpt1", "gpt2"]))
 def test_gpt_in_a_file_goes_on_as_transformers_does(case, tmp_path):
     """By the loop in the file, and by a host that drives prefill and decode."""
     wanted, end = expected(case), int(expected(case)["end_id"])

@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import keras
@@ -553,12 +554,17 @@ def test_a_loaded_model_is_trained_on(tmp_path):
 SMALL = {"dim": 8, "num_layers": 2, "num_heads": 2, "intermediate_dim": 16}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize(
-    "make", [lambda **x: models.t5(13, **SMALL, **x), lambda **x: models.gpt(13, **SMALL, **x)]
+    ("make", "dtype"),
+    [
+        pytest.param(
+            *x, marks=[pytest.mark.slow] * (x not in [("t5", "bfloat16"), ("gpt", "mixed_float16")])
+        )
+        for x in itertools.product(["t5", "gpt"], ["bfloat16", "mixed_bfloat16", "mixed_float16"])
+    ],
 )
 def test_half_precision_is_saved_in_float32(make, dtype, tmp_path):
-    model = make(dtype=dtype)
+    model = getattr(models, make)(13, **SMALL, dtype=dtype)
     save_huggingface(model, tmp_path)
     again = load_huggingface(tmp_path)
     for new, old in zip(again.weights, model.weights, strict=True):

@@ -31,7 +31,12 @@ def run(model, inputs):
     return to_numpy(model(inputs, training=False))
 
 
-@pytest.mark.parametrize("name", MODELS)
+def some(names, default):
+    """Those in `default` by default, the others in the slow tier."""
+    return [pytest.param(x, marks=[pytest.mark.slow] * (x not in default)) for x in names]
+
+
+@pytest.mark.parametrize("name", some(MODELS, ("gpt", "bart", "t5")))
 def test_added_ids_go_there_and_back(name, tmp_path):
     build, inputs = MODELS[name]
     model = randomize(build())
@@ -45,7 +50,9 @@ def test_added_ids_go_there_and_back(name, tmp_path):
     assert_close(run(load_huggingface(tmp_path / "larger"), inputs), after, 1e-6)
 
 
-@pytest.mark.parametrize("name", [x for x in MODELS if x not in ("llama", "t5")])
+@pytest.mark.parametrize(
+    "name", some([x for x in MODELS if x not in ("llama", "t5")], ("gpt", "roberta", "marian"))
+)
 def test_other_numbers_of_positions_go_there_and_back(name, tmp_path):
     build, inputs = MODELS[name]
     model = randomize(build())

@@ -46,6 +46,7 @@ def test_the_saved_vocabulary_is_the_trained_one(corpus, tmp_path):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_texts_come_back_in_their_order(corpus):
     """Batches are of similar lengths; a text's translation does not depend on its neighbours."""
     keras.utils.set_random_seed(0)

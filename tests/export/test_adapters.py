@@ -338,7 +338,7 @@ def test_an_adapter_is_looked_at_before_it_is_unpacked(base, files, tmp_path):
     np.savez_compressed(tmp_path / "packed.npz", **arrays)  # which is allowed
     runtime.load(base, adapter=tmp_path / "packed.npz")
     a = next(name for name in arrays if name.endswith("/a"))
-    large = np.zeros((1 << 24, arrays[a].shape[1]), "float32")
+    large = np.zeros((1 << 22, arrays[a].shape[1]), "float32")
     for name, wrong, message in (
         ("keras_tfm", large.view("uint8").reshape(-1), "not an adapter file, or damaged"),
         (a, large, "must adapt a kernel"),

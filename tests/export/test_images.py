@@ -28,7 +28,12 @@ def classifier():
     ("quantization", "tolerance"),
     # Float32 rounds at 6e-8, float16 at 5e-4, 8-bit weights at 4e-3, through two blocks; int8_full
     # rounds activations too, with one scale for all inputs. Found: 5e-7, 5e-4, 9e-3 and 5e-2.
-    [("float32", 1e-5), ("float16", 2e-3), ("int8", 3e-2), ("int8_full", 0.1)],
+    [
+        ("float32", 1e-5),
+        pytest.param("float16", 2e-3, marks=pytest.mark.slow),
+        pytest.param("int8", 3e-2, marks=pytest.mark.slow),
+        ("int8_full", 0.1),
+    ],
 )
 def test_pixels_go_in_as_they_are(classifier, quantization, tolerance, tmp_path):
     from keras_tfm.export import export_tflite

@@ -135,7 +135,7 @@ def test_drafts_on_the_host_keep_the_tokens():
 @pytest.mark.parametrize(
     ("quantization", "strategy"),
     [
-        ("int8", None),
+        pytest.param("int8", None, marks=pytest.mark.slow),
         ("float32", Beam(3, length_penalty=0.6)),
         pytest.param("float16", None, marks=pytest.mark.slow),
         pytest.param("int4", None, marks=pytest.mark.slow),
@@ -272,7 +272,9 @@ def saturated(graph, model):
                 model.buffers[tensor.buffer].data = np.frombuffer((value / 2).tobytes(), "uint8")
 
 
-@pytest.mark.parametrize("change", [doubled, coarse, saturated])
+@pytest.mark.parametrize(
+    "change", [*(pytest.param(x, marks=pytest.mark.slow) for x in (doubled, coarse)), saturated]
+)
 def test_damaged_caches_are_refused(change):
     with pytest.raises(VerificationError, match="expected a relative error of at most"):
         verify(decoder_only(), damaged(writer().path, change))

@@ -113,7 +113,7 @@ def shared():
 
 @pytest.mark.parametrize(
     "quantization",
-    [*(pytest.param(x, marks=pytest.mark.slow) for x in ("float32", "float16")), "int8", "int4"],
+    [*(pytest.param(x, marks=pytest.mark.slow) for x in ("float32", "float16", "int8")), "int4"],
 )
 def test_shared_weights_are_stored_once(quantization, tmp_path):
     """Two graphs of some 15 kB and a dense layer are all that the second model adds."""

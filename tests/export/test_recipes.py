@@ -137,6 +137,7 @@ def never_twice():
 # The recipes
 
 
+@pytest.mark.slow
 def test_a_classifier(tmp_path):
     report = ran(tmp_path, "classifier", "--ask", "Neuseeland")
     assert re.search(r"the same answer for (9[5-9]|100)\.\d%", report)

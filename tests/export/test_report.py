@@ -103,7 +103,12 @@ def translator():
     [
         (classifier, ["predict"], {}),
         (translator, ["predict", "generate", "encode", "decode"], {"start_id": 1}),
-        (decoder, ["predict", "generate", "prefill", "decode"], {"prompt_length": 3}),
+        pytest.param(
+            decoder,
+            ["predict", "generate", "prefill", "decode"],
+            {"prompt_length": 3},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["classifier", "translator", "decoder"],
 )

@@ -50,7 +50,9 @@ def feed(number):
 @pytest.mark.parametrize(
     ("roles", "lengths", "names"),
     [
-        (["generate"], {"text": 5, "frames": FRAMES}, ["generate"]),
+        pytest.param(
+            ["generate"], {"text": 5, "frames": FRAMES}, ["generate"], marks=pytest.mark.slow
+        ),
         (
             ["encode", "prefill", "decode"],
             {"text": [3, 5], "frames": FRAMES},

@@ -67,7 +67,12 @@ def test_new_weights_are_read_without_another_trace(model):
 
 
 @pytest.mark.parametrize(
-    "strategy", [Greedy(), Sample(seed=1), Beam(2), Contrastive(2)], ids=lambda s: type(s).__name__
+    "strategy",
+    [
+        *(Greedy(), Beam(2)),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in (Sample(seed=1), Contrastive(2))),
+    ],
+    ids=lambda s: type(s).__name__,
 )
 def test_a_generator_made_before_lora_uses_the_adapted_weights(strategy):
     tokens = keras.Input((None,), dtype="int32", name="tokens")

@@ -64,7 +64,13 @@ def steps_of(model, prompt, strategy, end_ids=()):
 
 
 @pytest.mark.parametrize(
-    ("length", "end_id", "rows"), [(1, None, 3), (3, END, 1), (3, [END, 2], 3), (7, END, 3)]
+    ("length", "end_id", "rows"),
+    [
+        pytest.param(1, None, 3, marks=pytest.mark.slow),
+        (3, END, 1),
+        (3, [END, 2], 3),
+        pytest.param(7, END, 3, marks=pytest.mark.slow),
+    ],
 )
 def test_prompt_lookup_finds_what_greedy_search_finds(decoder, length, end_id, rows):
     arguments = {"max_length": LENGTH, "end_id": end_id}
@@ -92,8 +98,8 @@ def test_draft_heads_find_what_greedy_search_finds(decoder, with_heads, length):
 @pytest.mark.parametrize(
     "draft",
     [
-        DraftModel,
-        pytest.param(PromptLookup(2), marks=pytest.mark.slow),
+        pytest.param(DraftModel, marks=pytest.mark.slow),
+        PromptLookup(2),
         pytest.param(DraftHeads(), marks=pytest.mark.slow),
     ],
 )
@@ -106,7 +112,7 @@ def test_xla(with_heads, small, draft):
     np.testing.assert_array_equal(compiled.tokens, wanted.tokens)
 
 
-@pytest.mark.parametrize("sources", [(), ("source",)])
+@pytest.mark.parametrize("sources", [pytest.param((), marks=pytest.mark.slow), ("source",)])
 def test_an_encoder_decoder(sources):
     model = encoder_decoder()
     arguments = {"max_length": 19, "start_id": START, "end_id": 2}
@@ -119,12 +125,18 @@ def test_an_encoder_decoder(sources):
 @pytest.mark.parametrize(
     "strategy",
     [
-        Sample(seed=3),
-        Sample(temperature=0.7, top_k=4, seed=5, hypotheses=3),
-        Greedy(processors=[processors.RepetitionPenalty(1.7)]),
-        Greedy(processors=[processors.NoRepeatNGram(2), processors.MinNewTokens(6)]),
+        pytest.param(Sample(seed=3), id="sample", marks=pytest.mark.slow),
+        pytest.param(Sample(temperature=0.7, top_k=4, seed=5, hypotheses=3), id="top_k"),
+        pytest.param(
+            Greedy(processors=[processors.RepetitionPenalty(1.7)]),
+            id="penalty",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Greedy(processors=[processors.NoRepeatNGram(2), processors.MinNewTokens(6)]),
+            id="ngrams",
+        ),
     ],
-    ids=["sample", "top_k", "penalty", "ngrams"],
 )
 def test_other_strategies_inside(decoder, strategy):
     """Sampling draws the same tokens with the same seed: the distribution is the same."""
@@ -137,7 +149,8 @@ def test_other_strategies_inside(decoder, strategy):
 
 
 @pytest.mark.parametrize(
-    ("length", "end_id", "rows"), [(1, None, 3), (3, END, 1), (4, [END, 2], 3)]
+    ("length", "end_id", "rows"),
+    [pytest.param(1, None, 3, marks=pytest.mark.slow), (3, END, 1), (4, [END, 2], 3)],
 )
 def test_a_draft_model_finds_what_greedy_search_finds(decoder, small, length, end_id, rows):
     arguments = {"max_length": LENGTH, "end_id": end_id}
@@ -149,8 +162,15 @@ def test_a_draft_model_finds_what_greedy_search_finds(decoder, small, length, en
     np.testing.assert_allclose(found.scores, wanted.scores, atol=2e-5)
 
 
-@pytest.mark.parametrize("length", [1, 2, 4])
-@pytest.mark.parametrize("strategy", [Greedy(), Sample(temperature=1.5, seed=4)])
+@pytest.mark.parametrize(
+    ("length", "strategy"),
+    [
+        *((x, Greedy()) for x in (1, 4)),
+        (2, Sample(temperature=1.5, seed=4)),
+        pytest.param(2, Greedy(), marks=pytest.mark.slow),
+        *(pytest.param(x, Sample(temperature=1.5, seed=4), marks=pytest.mark.slow) for x in (1, 4)),
+    ],
+)
 def test_a_draft_model_that_is_the_model_is_always_right(decoder, length, strategy):
     """Its caches hold the right keys, also after steps in which all drafts were right."""
     wanted = generate(decoder, [PROMPTS[0]], LENGTH, strategy=strategy).tokens
@@ -192,6 +212,7 @@ def test_a_draft_model_whose_input_has_no_name(decoder, small):
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.slow
 def test_samples_have_the_distribution_of_the_model(decoder, small):
     """Chi-square of the second new token over many seeds, against the model's probabilities."""
     prompt = np.array([PROMPTS[1]], "int32")

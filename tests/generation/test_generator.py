@@ -198,7 +198,9 @@ def long_gpt():
 
 
 @pytest.mark.parametrize(
-    "strategy", [Greedy(), Beam(2), Contrastive(2)], ids=lambda s: type(s).__name__
+    "strategy",
+    [Greedy(), *(pytest.param(x, marks=pytest.mark.slow) for x in (Beam(2), Contrastive(2)))],
+    ids=lambda s: type(s).__name__,
 )
 def test_prompts_may_fill_the_position_table(long_gpt, strategy):
     prompts = np.random.default_rng(1).integers(1, 13, (2, 37)).tolist()

@@ -142,7 +142,8 @@ def test_eager_as_a_graph(name, eagerly):
 
 
 @tensorflow_only
-@pytest.mark.parametrize("name", ["greedy", pytest.param("beam", marks=slow)])
+@slow
+@pytest.mark.parametrize("name", ["greedy", "beam"])
 def test_under_xla_as_a_graph(name):
     """The tokens and, of a beam search, the scores."""
     expected, found = compiled_rows(name, False), compiled_rows(name, True)

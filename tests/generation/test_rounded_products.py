@@ -23,7 +23,7 @@ BUILDERS = {
 }
 
 
-@pytest.fixture(params=[10, 7])
+@pytest.fixture(params=[pytest.param(10, marks=pytest.mark.slow), 7])
 def bits(request):
     with rounded_products(request.param):
         yield request.param

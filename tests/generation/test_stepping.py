@@ -95,7 +95,14 @@ def test_any_structure_of_inputs_may_be_stepped(structure):
     check_stepping(encoder_decoder(structure=structure))
 
 
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "mixed_bfloat16",
+        "float64",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("mixed_float16", "bfloat16")),
+    ],
+)
 def test_any_precision_may_be_stepped(dtype):
     model = encoder_decoder(dtype=dtype)
     assert Generator(model, 5, 1)(np.array([[3, 4]])).tokens.shape == (1, 5)

@@ -485,7 +485,7 @@ STRATEGIES = {
     [
         ("greedy", {"max_new_tokens": 4}),
         ("beam", {"max_length": MAX_LENGTH}),
-        ("contrastive", {"max_length": MAX_LENGTH}),
+        pytest.param("contrastive", {"max_length": MAX_LENGTH}, marks=pytest.mark.slow),
         pytest.param("greedy", {"max_length": MAX_LENGTH}, marks=pytest.mark.slow),
         pytest.param("beam", {"max_new_tokens": 4}, marks=pytest.mark.slow),
         pytest.param("contrastive", {"max_new_tokens": 4}, marks=pytest.mark.slow),
@@ -657,7 +657,18 @@ def test_sampling_under_xla_draws_what_the_model_allows(writer):
 # What can go wrong
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES.values(), Sample(seed=1)], ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Greedy(),
+        STRATEGIES["beam"],
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in (STRATEGIES["contrastive"], Sample(seed=1))
+        ),
+    ],
+    ids=str,
+)
 def test_nan_logits_are_an_error_and_no_endless_loop(writer, strategy):
     """Infinite ones too, as their softmax is NaN."""
     generator = Generator(writer, 300, end_id=END, strategy=strategy)

@@ -182,7 +182,8 @@ def test_with_masks_and_all_else(blocks_of, x, position, causal):
 
 @tensorflow_only
 @pytest.mark.parametrize(
-    ("position", "mode"), [("rotary", "graph"), ("T5", "graph"), ("Shaw", "xla")]
+    ("position", "mode"),
+    [("rotary", "graph"), ("T5", "graph"), pytest.param("Shaw", "xla", marks=pytest.mark.slow)],
 )
 def test_in_graphs(blocks_of, x, position, mode):
     layer = built(MultiHeadSelfAttention(**everything(position, True)), x.shape)

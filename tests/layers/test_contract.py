@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from blocks import OPTIONS, decoder_block, encoder_block, head_norms, parts
 from compare import assert_close, to_numpy
-from execution import GRAPHS, execute, saving
+from execution import execute, saving, tensorflow_only
 from keras_weights import randomize
 
 import keras_tfm.layers
@@ -545,8 +545,23 @@ def test_lengths_may_be_unknown(case):
     assert_close(model.predict(list(case.inputs), verbose=0), expected, 1e-5)
 
 
-@every_layer
-@pytest.mark.parametrize("mode", GRAPHS)
+# What other layers consist of is compiled inside a block, and by tests of its own.
+IN_BLOCKS = {x for x in CASES if not x.endswith("Block") and "Attention" not in x}
+
+
+@pytest.mark.parametrize(
+    ("case", "mode"),
+    [
+        pytest.param(
+            case,
+            mode,
+            id=f"{mode}-{name}",
+            marks=[tensorflow_only] + [pytest.mark.slow] * (mode == "xla" and name in IN_BLOCKS),
+        )
+        for mode in ("graph", "xla")
+        for name, case in CASES.items()
+    ],
+)
 def test_graph_and_xla_equal_eager(case, mode):
     layer = case.make()
     count = len(case.inputs)

@@ -214,6 +214,7 @@ def composed():
     return keras_tfm.Model(inputs, keras.layers.Dense(1)(y))
 
 
+@pytest.mark.slow
 @tensorflow_only
 def test_a_model_composed_by_hand_learns_an_order():
     """The target is the token before: without positions, no better than the variance 1."""

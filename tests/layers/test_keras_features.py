@@ -83,7 +83,10 @@ def plain_losses(dropout):
 
 
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
-@pytest.mark.parametrize("mode", RECOMPUTING)
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(x, marks=[pytest.mark.slow] * (x == "activations")) for x in RECOMPUTING],
+)
 def test_a_model_learns_the_same_inside_a_remat_scope(mode, dropout):
     """Three steps: wrong gradients, or other dropout in the backward pass, would show."""
     # The same sums in another order, in float32, over three steps.

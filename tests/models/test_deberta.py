@@ -98,8 +98,18 @@ def test_embeddings_of_padding_do_not_reach_the_convolution(kernel_size):
 
 
 @tensorflow_only
-@pytest.mark.parametrize("quantization", ["float32", "int8"])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [
+        ("v3", "float32"),
+        ("v2", "int8"),
+        ("own projections", "float32"),
+        *(
+            pytest.param(*x, marks=pytest.mark.slow)
+            for x in [("v3", "int8"), ("v2", "float32"), ("own projections", "int8")]
+        ),
+    ],
+)
 def test_its_file_is_verified_and_one_partition(name, quantization, tmp_path):
     """Rows of 13 tokens: longer than `max_distance`."""
     from keras_tfm.export import export_tflite
@@ -120,6 +130,7 @@ def test_its_file_is_verified_and_one_partition(name, quantization, tmp_path):
 # Learning
 
 
+@pytest.mark.slow
 @tensorflow_only
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[pytest.mark.slow] * (x != "v3")) for x in OPTIONS]

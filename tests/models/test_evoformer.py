@@ -180,6 +180,7 @@ def test_recycling_has_no_gradient_through_earlier_runs():
     assert_close(found, tape.gradient(loss, block.weights[0].value), FLOAT32)
 
 
+@pytest.mark.slow
 @tensorflow_only
 def test_rematerialization_keeps_values_and_gradients():
     """In a graph, with the recycling and the extra stack; less is kept for the backward pass."""

@@ -245,7 +245,13 @@ def test_impossible_models_are_refused(arguments, options, message):
 
 
 @tensorflow_only
-@pytest.mark.parametrize("known", [False, True], ids=["lengths unknown", "lengths known"])
+@pytest.mark.parametrize(
+    "known",
+    [
+        pytest.param(False, id="lengths unknown"),
+        pytest.param(True, id="lengths known", marks=pytest.mark.slow),
+    ],
+)
 def test_the_gradient_with_dropout_is_of_what_was_dropped(known):
     """Of a sum of logits, along a direction in which each number grows or falls."""
     import tensorflow as tf

@@ -171,6 +171,7 @@ def test_regions_are_masked():
         text.MaskRegions(1.5)
 
 
+@pytest.mark.slow
 @tensorflow_only
 def test_it_learns_what_each_stream_can_only_learn_from_the_other():
     """A text names two regions' classes; a masked word or region is known from the other stream."""

@@ -37,6 +37,7 @@ def test_the_codes_and_the_picture_are_those_of_keras(guidance):
         assert np.any(expected != small_drawing.drawn(IDS, 1.0))
 
 
+@pytest.mark.slow
 def test_a_file_with_the_loop_draws_the_same():
     for guidance in (1.0, 3.0):
         path = small_drawing.file(GREEDY, 1, guidance)

@@ -61,12 +61,13 @@ def test_any_flipped_byte_is_noticed(content, refusal):
         refusal(bytes(damaged))
 
 
-def test_every_byte_of_the_manifest_is_noticed(content, refusal):
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_byte_of_the_manifest_is_noticed(content, refusal, step):
     """The checksum, its quotes and its name among them; one bit of each."""
     start = content.index(b'{"keras_tfm"')
     end = content.index(b'"}', content.index(b'"sha256"')) + 2
     assert end - start > 300
-    for offset in range(start, end):
+    for offset in [*range(start, end, step), *range(end - 80, end)]:
         damaged = bytearray(content)
         damaged[offset] ^= 1 << offset % 7
         refusal(bytes(damaged))

@@ -123,7 +123,18 @@ def assert_equal(kind, **options):
     return whole
 
 
-@pytest.mark.parametrize("kind", [x for x in KINDS if x != "compute_loss"])
+# By default what differs in how it is counted; the others are like one of these.
+DEFAULT = ("sample weights", "tokens", "two outputs", "add_loss", "kernel regularizer")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(x, marks=[pytest.mark.slow] * (x not in DEFAULT))
+        for x in KINDS
+        if x != "compute_loss"
+    ],
+)
 def test_parts_are_the_whole_batch(kind):
     assert_equal(kind)
 

@@ -98,6 +98,7 @@ def test_nan_in_a_pair_of_weight_0_is_a_negative_of_zeros(rng):
         assert_close(x, np.where(weight[:, None] == 0, 0.0, y), FLOAT32)
 
 
+@pytest.mark.slow
 def test_a_pair_is_found_after_training(rng):
     """Eight pictures and their texts, learnt by heart: each finds its own."""
     model, given = small_clip(), pairs(8)

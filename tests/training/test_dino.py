@@ -90,6 +90,7 @@ def test_a_very_sharp_teacher_stays_finite():
     assert_close(found.sum(1), np.ones(len(found)), 1e-5)
 
 
+@pytest.mark.slow
 @tensorflow_only
 def test_a_head_with_batch_normalisation_learns_and_its_teacher_has_averages():
     model = dino(head_batch_norm=True, centering="sinkhorn_knopp")

@@ -87,6 +87,7 @@ def test_other_outputs_are_refused(y_pred, message):
         training.DiscreteVAELoss(-1.0)
 
 
+@pytest.mark.slow
 @tensorflow_only
 def test_it_learns_to_reconstruct_with_codes():
     """Pictures of one of six colours, where the mean colour would be far off."""

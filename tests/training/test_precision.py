@@ -37,7 +37,9 @@ def data(seed, count):
     return rows, rows[:, ::-1]
 
 
-@pytest.mark.parametrize("dtype", POLICIES)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(x, marks=[pytest.mark.slow] * (x == "float32")) for x in POLICIES]
+)
 def test_a_small_model_learns_to_reverse_in_every_policy(dtype):
     model = reverser(dtype)
     assert model.output.dtype == dtype.removeprefix("mixed_")

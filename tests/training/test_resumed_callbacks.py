@@ -273,11 +273,12 @@ print("OUTCOME", json.dumps(t.outcome(*t.trained({folder!r}, *others, every_step
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "count"),
     [
         ("on_test_batch_begin", 3 * STEPS + 3),
-        pytest.param("on_epoch_end", 4, marks=pytest.mark.slow),
+        ("on_epoch_end", 4),
     ],
 )
 def test_kill_9_in_validation_and_between_callbacks(tmp_path, uninterrupted, method, count):

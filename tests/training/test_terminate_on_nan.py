@@ -169,8 +169,15 @@ def test_training_is_the_same_with_it_and_goes_on_without_it():
     assert fit(first, x, y).history == fit(second, x, y).history
 
 
-@pytest.mark.parametrize("steps", [2, 3, 4])
-@pytest.mark.parametrize(("row", "step"), [(0, 1), (2, 2), (5, 3), (7, 4), (9, 5)])
+@pytest.mark.parametrize(
+    ("steps", "row", "step"),
+    [
+        # By default each step once, at the beginning and at the end of an execution.
+        pytest.param(n, *x, marks=[pytest.mark.slow] * ((i + n) % 3 > 0))
+        for i, x in enumerate([(0, 1), (2, 2), (5, 3), (7, 4), (9, 5)])
+        for n in (2, 3, 4)
+    ],
+)
 def test_the_step_is_named_among_several_of_one_execution(steps, row, step):
     """Of 5 batches, so that the last execution has fewer."""
     model, (x, y) = regression(steps_per_execution=steps), rows(10)
