@@ -45,6 +45,10 @@ TARGETS = {
         f"{LAYERS}/decoding/visibility.py",
         [f"{TESTS}/test_visibility.py", f"{TESTS}/test_decoding_scope.py"],
     ),
+    "scope": (
+        f"{LAYERS}/decoding/scope.py",
+        [f"{TESTS}/test_decoding_scope.py", f"{TESTS}/test_stepping_matrix.py"],
+    ),
     "sinusoids": (f"{LAYERS}/positions/sinusoids.py", [f"{TESTS}/test_positional_encoding.py"]),
     "rotary_embedding": (
         f"{LAYERS}/positions/rotary_embedding.py", [f"{TESTS}/test_rotary_embedding.py"],
