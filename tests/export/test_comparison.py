@@ -182,26 +182,36 @@ def test_milliseconds_are_a_part_of_the_whole_time():
         assert 0 < check.ms < whole
 
 
+class Counted:
+    """A model, which notes how many rows it gets."""
+
+    def __init__(self, model):
+        self.model, self.calls = model, []
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def __call__(self, inputs, **arguments):
+        self.calls.append(len(inputs))
+        return self.model(inputs, **arguments)
+
+
 def test_outputs_are_computed_once_and_in_parts():
     """Of 70 rows, 64 in one call and 6 in another."""
     rows = np.tile(np.array(PROMPTS, "int32"), (14, 1))
-    calls = []
-
-    class Model:
-        """The decoder, which notes how many rows it gets."""
-
-        def __getattr__(self, name):
-            return getattr(decoder(), name)
-
-        def __call__(self, inputs, **arguments):
-            calls.append(len(inputs))
-            return decoder()(inputs, **arguments)
-
-    outputs = ModelOutputs(Model())
+    model = Counted(decoder())
+    outputs = ModelOutputs(model)
     logits = outputs.logits({"tokens": rows})
     assert outputs.logits({"tokens": rows.copy()}) is logits
-    assert calls == [64, 6]
+    assert model.calls == [64, 6]
     np.testing.assert_allclose(logits, to_numpy(decoder()(rows)), atol=FLOAT32)
+
+
+def test_a_model_of_a_fixed_batch_gets_that_many_rows():
+    x = keras.Input(batch_shape=(2, 4), name="x")
+    model = Counted(keras.Model(x, keras.layers.Dense(3)(x)))
+    assert ModelOutputs(model).logits({"x": np.ones((6, 4), "float32")}).shape == (6, 3)
+    assert model.calls == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -292,3 +302,7 @@ def test_rounding_may_lead_a_search_elsewhere(quantization):
     np.testing.assert_array_equal(wanted, other.scores)
     np.testing.assert_allclose(error[1:], 5.0, rtol=1e-5)
     assert np.all(np.abs(error[0]) < 0.1) == (quantization == "int8")
+    # A search with processors is not scored: their changes of the logits are not known here.
+    compare.strategy = Beam(3, hypotheses=2, processors=[lambda logits, _: logits])
+    error, *_ = compare._compare_search(signature, inputs, found)
+    np.testing.assert_allclose(error, 5.0, rtol=1e-5)
