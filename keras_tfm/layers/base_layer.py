@@ -119,6 +119,31 @@ def separate_adapters() -> Iterator[None]:
         _separate.reset(token)
 
 
+ColumnReader = Callable[[keras.Variable, slice], Tensor | None]
+_columns: ContextVar[ColumnReader | None] = ContextVar("columns", default=None)
+
+
+@contextmanager
+def columns_read_by(read: ColumnReader) -> Iterator[None]:
+    """Inside, `Projection.columns` takes what `read(kernel, columns)` returns, unless it is None.
+
+    An export puts stand-ins in place of weights, and two parts of one are not the same.
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers.base_layer import Projection, columns_read_by
+    >>> layer = Projection(4)
+    >>> layer.build((1, 3))
+    >>> with columns_read_by(lambda kernel, columns: np.ones((3, 2), "float32")):
+    ...     layer.columns(np.ones((1, 3), "float32"), 1, 3).numpy().tolist()
+    [[3.0, 3.0]]
+    """
+    token = _columns.set(read)
+    try:
+        yield
+    finally:
+        _columns.reset(token)
+
+
 @keras.saving.register_keras_serializable("keras_tfm")
 class Projection(Recomputation, keras.layers.Dense):
     """`keras.layers.Dense`, faster on TensorFlow: y = x W + b.
@@ -151,7 +176,10 @@ class Projection(Recomputation, keras.layers.Dense):
             )
         if self.lora_enabled and _separate.get():
             return self._with_adapter(inputs, start, stop)
-        kernel = self.kernel[:, start:stop]
+        read = _columns.get()
+        kernel = None if read is None else read(self.kernel, slice(start, stop))
+        if kernel is None:
+            kernel = self.kernel[:, start:stop]
         bias = None if self.bias is None else self.bias[start:stop]
         if _is_matrix_product(inputs, kernel):
             return _project(inputs, kernel, bias, False)

@@ -3,12 +3,14 @@
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import keras
 import tensorflow as tf
 
 from keras_tfm import atomic_files
+from keras_tfm.export.graph.stand_ins import StandIns, UnplacedError
 from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.signatures.signature import Signature
@@ -78,7 +80,7 @@ def write_saved_model(
         resources: further layers whose lookup tables are written.
     """
     root = tf.Module()
-    concrete = {signature.name: signature.traced for signature in signatures}
+    concrete = {signature.name: signature.trace() for signature in signatures}
     # The attributes of a module are saved. Only the variables that the functions read are needed.
     used = [variable for function in concrete.values() for variable in function.variables]
     root.model_variables = list({id(variable): variable for variable in used}.values())
@@ -119,11 +121,34 @@ def convert(
     Raises:
         ValueError: the graph needs an operator that LiteRT lacks; the error names the layer.
     """
+    stand_ins = StandIns(model) if quantization.preset != "int8_full" else None
+    while True:
+        try:
+            content = _convert(model, signatures, quantization, custom, stand_ins)
+            break
+        except UnplacedError as error:
+            assert stand_ins is not None
+            _log.info("converting again, with the values of %s", error)
+            stand_ins.remove(error.stand_ins)
+    foreign = [] if custom else sorted({*foreign_operators(content)} - LITERT_OPERATORS)
+    if foreign:  # only with text signatures; without them the converter itself raises
+        raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")
+    return content
+
+
+def _convert(
+    model: keras.Model,
+    signatures: Sequence[Signature],
+    quantization: Quantization,
+    custom: bool,
+    stand_ins: StandIns | None,
+) -> bytes:
+    """`convert`, of graphs that are traced with `stand_ins`; None: int8_full needs the weights."""
     of_text = any(signature.is_of_text for signature in signatures)
     with atomic_files.temporary_folder() as folder:
         saved = folder / "saved_model"
         _log.info("tracing %s", ", ".join(signature.name for signature in signatures))
-        with quantization.tracing():
+        with quantization.tracing(), nullcontext() if stand_ins is None else stand_ins.tracing():
             write_saved_model(model, signatures, saved)
 
         def run_converter(set_up: Callable[[tf.lite.TFLiteConverter], None]) -> bytes:
@@ -135,10 +160,16 @@ def convert(
             if custom:
                 converter.target_spec.supported_ops.append(tf.lite.OpsSet.SELECT_TF_OPS)
             set_up(converter)
+            if stand_ins:
+                # Large constants become FILL, and products with them stay apart: `fill` folds both.
+                converter._experimental_unfold_large_splat_constant = True
+                converter._experimental_disable_fuse_mul_and_fc = True
             try:
-                return bytes(converter.convert())
+                content = bytes(converter.convert())
             except Exception as error:  # several types; the message has the whole graph
                 failure = error
+            else:
+                return stand_ins.fill(content) if stand_ins else content
             lacking = _lacking(str(failure), model)
             if lacking:
                 raise ValueError(
@@ -147,11 +178,7 @@ def convert(
             raise ValueError(f"{model.name} cannot be converted: {_reason(failure)}") from failure
 
         _log.info("converting")
-        content = quantization.apply(run_converter)
-    foreign = [] if custom else sorted({*foreign_operators(content)} - LITERT_OPERATORS)
-    if foreign:  # only with text signatures; without them the converter itself raises
-        raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")
-    return content
+        return quantization.apply(run_converter)
 
 
 def _lacking(text: str, model: keras.Model) -> list[str]:

@@ -107,9 +107,8 @@ class Signature:
             result[name] = new
         return {name: result[name] for name in self.inputs}
 
-    @cached_property
-    def traced(self) -> tf.types.experimental.ConcreteFunction:
-        """The concrete function of `parameters`; traced once."""
+    def trace(self) -> tf.types.experimental.ConcreteFunction:
+        """A new concrete function of `parameters`."""
 
         def run(**given: tf.Tensor) -> Tensors:
             return self.function({name: given[x] for name, x in self.parameters.items()})

@@ -1,0 +1,522 @@
+"""Converts a graph with stand-ins for its large weights, and writes the weights into the file.
+
+The converter copies each weight several times, in float32. A weight that is one number everywhere
+costs it nothing, so the graph is traced with such a number in place of each weight. In the
+converted file, the number (in int8, the scale) tells which weight a constant stands for.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT, TensorT
+from keras_tfm.export.quantization.rounding import round_to_int8
+from keras_tfm.layers.base_layer import columns_read_by
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.manifest.storage import import_litert
+
+_log = logging.getLogger(__name__)
+
+# Weights of fewer values are converted as they are.
+SMALLEST = 1 << 16
+# The first weight of each shape and place in a block has random signs, which tell how the converter
+# arranges its axes. Larger weights have no signs, and must be matrices that are not square.
+_LARGEST_WITH_SIGNS = 1 << 24
+# How many numbers there are.
+_NUMBERS = 1 << 16
+# The relative error of a number that passed through float32, divided by 127.
+_PRECISION = 3e-7
+# The relative error of a bias to which the converter added a sum over a row of a weight.
+_SUM_PRECISION = 1e-4
+
+
+@dataclass(eq=False)
+class StandIn:
+    """What stands for a weight, or for columns of it, while a graph is converted.
+
+    Attributes:
+        variable: the weight.
+        columns: the columns of it that a layer reads; all of them in `slice(None)`.
+        number: float between 1 and 2, its absolute value everywhere, different for each stand-in.
+        group: the path of the variable without numbers, with shape and columns. The converter
+            arranges the axes of all weights of a group alike.
+        signs: array of its shape, random -1 and 1; None: all are 1.
+    """
+
+    variable: keras.Variable
+    columns: slice
+    number: float
+    group: tuple[object, ...]
+    signs: np.ndarray | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the columns."""
+        *outer, width = self.variable.shape
+        return (*outer, len(range(*self.columns.indices(width))))
+
+    def tensor(self) -> tf.Tensor:
+        """The stand-in, in the graph that is being traced."""
+        if self.signs is None:
+            return tf.fill(self.shape, tf.constant(self.number, tf.float32))
+        return tf.constant(self.signs * np.float32(self.number))
+
+    def values(self) -> np.ndarray:
+        """The weight."""
+        return keras.ops.convert_to_numpy(self.variable)[..., self.columns]
+
+    def product(self, vector: np.ndarray, order: tuple[int, ...], factor: float) -> np.ndarray:
+        """The product of the stand-in, as a matrix (F, D) of a file, with a vector (D,)."""
+        if self.signs is None:
+            return np.full(1, factor * self.number * vector.sum(dtype="float64"))
+        rows = self.signs.transpose(order).reshape(-1, vector.size)
+        return factor * self.number * (rows @ vector.astype("float64"))
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a constant of a file follows from a weight.
+
+    Attributes:
+        stand_in: the weight.
+        order: the permutation of the variable's axes, after which the values are in the file's
+            order.
+        factor: float, by which a layer multiplies its weight.
+        columns: array (D,), by which the input of a matrix product was multiplied; None: by none.
+    """
+
+    stand_in: StandIn
+    order: tuple[int, ...]
+    factor: float = 1.0
+    columns: np.ndarray | None = field(default=None, compare=False)
+
+    def values(self) -> np.ndarray:
+        """The constant in float32, without the shape that it has in the file."""
+        values = self.stand_in.values().transpose(self.order)
+        if self.factor != 1.0:
+            values = values * np.float32(self.factor)
+        if self.columns is not None:
+            values = values.reshape(-1, self.columns.size) * self.columns
+        return values
+
+
+class UnplacedError(Exception):
+    """The converter changed stand-ins in a way that is not known; `stand_ins` has them."""
+
+    def __init__(self, stand_ins: Iterable[StandIn]):
+        self.stand_ins = list(stand_ins)
+        super().__init__(", ".join(x.variable.path for x in self.stand_ins))
+
+
+class StandIns:
+    """The stand-ins of a model's large matrices.
+
+    Args:
+        model: the model in float32, or a `ModelGroup`.
+
+    Example:
+
+    >>> import keras
+    >>> from keras_tfm.export.graph.stand_ins import StandIns
+    >>> x = keras.Input((256,))
+    >>> model = keras.Model(x, keras.layers.Dense(512)(x))
+    >>> [x.shape for x in StandIns(model).variables]
+    [(256, 512)]
+    """
+
+    def __init__(self, model: keras.Layer):
+        unique = {id(variable): variable for variable in model.variables}
+        self.variables = [
+            x
+            for x in unique.values()
+            if len(x.shape) > 1 and np.prod(x.shape) >= SMALLEST and x.dtype == "float32"
+        ]
+        self._vectors = [
+            keras.ops.convert_to_numpy(x).astype("float32").ravel()
+            for x in unique.values()
+            if np.prod(x.shape) < SMALLEST and "float" in x.dtype
+        ]
+        self._made: dict[tuple[int, int, int], StandIn] = {}
+        self._generator = np.random.default_rng(0)
+        # Numbers with random digits are not the constants of a model by chance.
+        self._numbers = iter(1 + (self._generator.permutation(_NUMBERS) + 0.37) / _NUMBERS)
+
+    def remove(self, stand_ins: Iterable[StandIn]) -> None:
+        """Converts these weights, and the others of their groups, as they are."""
+        groups = {_group(x.variable) for x in stand_ins}
+        self.variables = [x for x in self.variables if _group(x) not in groups]
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """The context in which graphs are traced with the stand-ins."""
+        self._made = {}
+        known = {id(variable) for variable in self.variables}
+
+        def read(kernel: keras.Variable, columns: slice) -> tf.Tensor:
+            return self._get(kernel, columns).tensor() if id(kernel) in known else None
+
+        with _Scope(read), columns_read_by(read):
+            yield
+
+    def _get(self, variable: keras.Variable, columns: slice) -> StandIn:
+        """The stand-in of columns of a variable, made when they are first read."""
+        start, stop, _ = columns.indices(variable.shape[-1])
+        key = (id(variable), start, stop)
+        if key not in self._made:
+            group = (*_group(variable), start, stop)
+            made = StandIn(variable, columns, float(np.float32(next(self._numbers))), group, None)
+            is_first = all(x.group != group for x in self._made.values())
+            if is_first and np.prod(made.shape) <= _LARGEST_WITH_SIGNS:
+                drawn = self._generator.random(made.shape, "float32")
+                made.signs = np.where(drawn < 0.5, -1, 1).astype("float32")
+            self._made[key] = made
+        return self._made[key]
+
+    def __bool__(self) -> bool:
+        return bool(self.variables)
+
+    def fill(self, content: bytes) -> bytes:
+        """A converted file with the weights in place of the stand-ins, rounded as the file says.
+
+        Raises:
+            UnplacedError: a stand-in is not in the file as it was in the graph.
+        """
+        model = flatbuffer.read(content)
+        _Filling(model, [*self._made.values()], self._vectors).run()
+        return flatbuffer.write(model)
+
+
+def _group(variable: keras.Variable) -> tuple[object, ...]:
+    return (re.sub(r"\d+", "", variable.path), *variable.shape)
+
+
+class _Scope(keras.StatelessScope):
+    """Reads of the weights give their stand-ins; other variables are read and written as always."""
+
+    def __init__(self, read: Callable[[keras.Variable, slice], tf.Tensor | None]):
+        super().__init__(initialize_variables=False)
+        self._read = read
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        return self._read(variable, slice(None))
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        variable, value = update
+        self.__exit__()
+        try:
+            variable.assign(value)
+        finally:
+            self.__enter__()
+
+
+@dataclass
+class _Found:
+    """A constant of the file whose values have one absolute value.
+
+    Attributes:
+        tensor: the constant.
+        number: that value.
+        signs: array of the shape of the constant; None: all values are positive.
+    """
+
+    tensor: TensorT
+    number: float
+    signs: np.ndarray | None
+    size: int
+
+
+class _Filling:
+    """Finds the constants that stand for weights, and fills in the weights."""
+
+    def __init__(self, model: ModelT, stand_ins: list[StandIn], vectors: list[np.ndarray]):
+        self._model, self._stand_ins, self._vectors = model, stand_ins, vectors
+        self._schema = import_litert("schema_py_generated")
+        # By the identity of the tensor.
+        self._places: dict[int, Place] = {}
+        self._biases: dict[int, np.ndarray] = {}
+
+    def run(self) -> None:
+        found = self._constants()
+        matched = self._match(found)
+        orders = self._orders(matched)
+        for x, stand_in, factor in matched:
+            order = orders.get((stand_in.group, *_shape(x.tensor)))
+            if order is not None:
+                self._places[id(x.tensor)] = Place(stand_in, order, factor)
+        self._remove_fills()
+        placed = {id(x.stand_in) for x in self._places.values()}
+        lost = [x for x in self._stand_ins if id(x) not in placed] + self._remaining()
+        for graph in self._model.subgraphs:
+            lost += self._fold_biases(graph)
+            self._fold_columns(graph)
+        if lost:
+            raise UnplacedError(lost)
+        self._write()
+
+    def _find_fills(self) -> dict[int, float]:
+        """The numbers of FILL, to which the converter turns large constants, by their results."""
+        result = {}
+        for graph in self._model.subgraphs:
+            for operator in graph.operators:
+                if flatbuffer.is_operator(self._model, operator, "FILL"):
+                    data = self._data(graph.tensors[operator.inputs[1]])
+                    tensor = graph.tensors[operator.outputs[0]]
+                    if data is not None and tensor.type == self._schema.TensorType.FLOAT32:
+                        result[id(tensor)] = float(np.frombuffer(data, "float32")[0])
+        return result
+
+    def _remove_fills(self) -> None:
+        for graph in self._model.subgraphs:
+            graph.operators = [
+                x
+                for x in graph.operators
+                if not flatbuffer.is_operator(self._model, x, "FILL")
+                or id(graph.tensors[x.outputs[0]]) not in self._places
+            ]
+
+    def _data(self, tensor: TensorT) -> np.ndarray | None:
+        data = self._model.buffers[tensor.buffer].data
+        return None if data is None or not len(data) else data
+
+    def _constants(self) -> list[_Found]:
+        """The constants that have the size of a weight and one absolute value."""
+        sizes = {int(np.prod(x.shape)) for x in self._stand_ins}
+        types, result, fills = self._schema.TensorType, [], self._find_fills()
+        for graph in self._model.subgraphs:
+            for tensor in graph.tensors:
+                data, size = self._data(tensor), int(np.prod(_shape(tensor)))
+                if id(tensor) in fills and size in sizes:
+                    result.append(_Found(tensor, fills[id(tensor)], None, size))
+                if data is None or size not in sizes:
+                    continue
+                scale = None if tensor.quantization is None else tensor.quantization.scale
+                if tensor.type == types.FLOAT32:
+                    values, step = np.frombuffer(data, "float32"), np.ones(1)
+                elif tensor.type == types.INT8 and scale is not None and len(scale):
+                    values, step = np.frombuffer(data, "int8"), np.asarray(scale, "float64")
+                else:
+                    continue
+                largest = abs(float(values[0]))
+                is_one = np.ptp(step) <= _PRECISION * step[0]
+                if not is_one or values.min() < -largest or values.max() > largest:
+                    continue
+                signs = None
+                if values.min() < largest:
+                    signs = np.sign(values).astype("float32").reshape(_shape(tensor))
+                    if not np.all(np.abs(values) == largest):
+                        continue
+                result.append(_Found(tensor, largest * float(step[0]), signs, size))
+        return result
+
+    def _match(self, found: list[_Found]) -> list[tuple[_Found, StandIn, float]]:
+        """The stand-in of each constant, and the factor between them.
+
+        A layer may multiply its weight by a number, such as 1/sqrt(head_dim); all layers of a model
+        then do, and the factor of the most constants is right.
+        """
+        votes: dict[int, list[tuple[_Found, StandIn, float]]] = {}
+        for x in found:
+            for stand_in in self._stand_ins:
+                if int(np.prod(stand_in.shape)) != x.size:
+                    continue
+                if (x.signs is None) != (stand_in.signs is None):
+                    continue
+                factor = x.number / stand_in.number
+                votes.setdefault(round(np.log(factor) / _PRECISION / 4), []).append(
+                    (x, stand_in, factor)
+                )
+        # Rounding may put the same factor in two cells.
+        clusters = {
+            key: [vote for other in (key, key - 1, key + 1) for vote in votes.get(other, [])]
+            for key in votes
+        }
+        result, done = [], set[int]()
+        for key in sorted(clusters, key=lambda key: (-len(clusters[key]), abs(key))):
+            for x, stand_in, factor in clusters[key]:
+                if id(x.tensor) not in done:
+                    done.add(id(x.tensor))
+                    result.append((x, stand_in, _exact(factor)))
+        return result
+
+    def _orders(
+        self, matched: list[tuple[_Found, StandIn, float]]
+    ) -> dict[tuple[object, ...], tuple[int, ...]]:
+        """The permutation of axes, by the group of a stand-in and the shape of the constant."""
+        orders: dict[tuple[object, ...], set[tuple[int, ...]]] = {}
+        for x, stand_in, _ in matched:
+            shape = _shape(x.tensor)
+            key = (stand_in.group, *shape)
+            if x.signs is not None and stand_in.signs is not None:
+                possible = [
+                    order
+                    for order in permutations(range(stand_in.signs.ndim))
+                    if np.array_equal(stand_in.signs.transpose(order).reshape(shape), x.signs)
+                ]
+                orders.setdefault(key, set()).update(possible[:1])
+            elif np.prod(stand_in.shape) > _LARGEST_WITH_SIGNS:
+                if len(stand_in.shape) == 2 and stand_in.shape[0] != stand_in.shape[1]:
+                    known = {stand_in.shape: (0, 1), stand_in.shape[::-1]: (1, 0)}
+                    matrix = tuple(size for size in shape if size > 1)
+                    orders.setdefault(key, set()).update([known[matrix]] if matrix in known else [])
+        return {key: next(iter(x)) for key, x in orders.items() if len(x) == 1}
+
+    def _remaining(self) -> list[StandIn]:
+        """The stand-ins of which a constant of another form is left, such as a part."""
+        numbers = {x.number: x for x in self._stand_ins}
+        result = []
+        for graph in self._model.subgraphs:
+            for tensor in graph.tensors:
+                data = self._data(tensor)
+                if id(tensor) in self._places or data is None:
+                    continue
+                number, scale = 0.0, tensor.quantization and tensor.quantization.scale
+                if tensor.type == self._schema.TensorType.FLOAT32:
+                    number = abs(float(np.frombuffer(data[:4], "float32")[0]))
+                elif tensor.type == self._schema.TensorType.INT8 and scale is not None:
+                    number = float(scale[0]) * 127 if len(scale) else 0.0
+                result += [x for y, x in numbers.items() if abs(number - y) <= _PRECISION * y]
+        return result
+
+    def _fold_biases(self, graph: SubGraphT) -> list[StandIn]:
+        """Computes the biases to which the converter added W b, b of an addition before.
+
+        Returns the stand-ins for which that is not certain.
+        """
+        lost = []
+        for operator in graph.operators:
+            if not flatbuffer.is_operator(self._model, operator, "FULLY_CONNECTED"):
+                continue
+            place = self._places.get(id(graph.tensors[operator.inputs[1]]))
+            if place is None or len(operator.inputs) < 3 or operator.inputs[2] < 0:
+                continue
+            tensor = graph.tensors[operator.inputs[2]]
+            data = self._data(tensor)
+            if data is None or id(tensor) in self._biases:
+                continue
+            bias = np.frombuffer(data, "float32")
+            found = self._bias(bias, place)
+            if found is None:
+                lost.append(place.stand_in)
+            elif found is not bias:
+                self._biases[id(tensor)] = found
+        return lost
+
+    def _bias(self, bias: np.ndarray, place: Place) -> np.ndarray | None:
+        """The bias with the real weight; itself if it does not depend on it; None: not certain."""
+        own = [x for x in self._vectors if x.size == bias.size]
+        if not np.any(bias) or any(np.array_equal(bias, x) for x in own):
+            return bias
+        columns = int(np.prod(place.stand_in.shape)) // bias.size
+        results: list[np.ndarray] = []
+        for added in [x for x in self._vectors if x.size == columns and np.any(x)]:
+            shift = place.stand_in.product(added, place.order, place.factor)
+            left = bias - shift
+            limit = _SUM_PRECISION * max(np.abs(shift).max(), np.abs(bias).max())
+            for before in (np.zeros_like(bias), *own):
+                if np.all(np.abs(left - before) <= limit):
+                    rows = place.values().reshape(bias.size, columns)
+                    results.append(before + rows @ added)
+        if not results or any(not np.array_equal(x, results[0]) for x in results[1:]):
+            return None
+        return results[0].astype("float32")
+
+    def _fold_columns(self, graph: SubGraphT) -> None:
+        """Makes a multiplication before a matrix product, such as a norm's gamma, part of it."""
+        makers = {int(x): op for op in graph.operators for x in op.outputs}
+        for operator in graph.operators:
+            if not flatbuffer.is_operator(self._model, operator, "FULLY_CONNECTED"):
+                continue
+            weight = graph.tensors[operator.inputs[1]]
+            place, maker = self._places.get(id(weight)), makers.get(int(operator.inputs[0]))
+            if place is None or maker is None or not self._is_plain_product(maker):
+                continue
+            for source, factors in (maker.inputs, maker.inputs[::-1]):
+                tensor = graph.tensors[factors]
+                data, shape = self._data(tensor), _shape(tensor)
+                width = _shape(weight)[-1]
+                if data is None or int(np.prod(shape)) != width or shape[-1:] != (width,):
+                    continue
+                if _shape(graph.tensors[source])[-1:] != (width,):
+                    continue
+                columns = np.frombuffer(data, "float32")
+                self._fold(graph, operator, int(source), replace(place, columns=columns))
+                break
+        used = {int(i) for op in graph.operators for i in op.inputs} | {*map(int, graph.outputs)}
+        graph.operators = [
+            op
+            for op in graph.operators
+            if not self._is_plain_product(op) or int(op.outputs[0]) in used
+        ]
+
+    def _fold(self, graph: SubGraphT, operator: OperatorT, source: int, place: Place) -> None:
+        weight = graph.tensors[operator.inputs[1]]
+        readers = [op for op in graph.operators if operator.inputs[1] in list(op.inputs)]
+        if len(readers) > 1:  # another product reads the weight without these columns
+            weight = copy(weight)
+            weight.quantization = copy(weight.quantization)
+            graph.tensors.append(weight)
+            operator.inputs = [operator.inputs[0], len(graph.tensors) - 1, *operator.inputs[2:]]
+        self._places[id(weight)] = place
+        operator.inputs = [source, *operator.inputs[1:]]
+
+    def _is_plain_product(self, operator: OperatorT) -> bool:
+        if not flatbuffer.is_operator(self._model, operator, "MUL"):
+            return False
+        none = self._schema.ActivationFunctionType.NONE
+        return bool(operator.builtinOptions.fusedActivationFunction == none)
+
+    def _write(self) -> None:
+        """Stores each weight once for all constants that hold it in the same way."""
+        written: dict[object, tuple[int, np.ndarray | None]] = {}
+        for graph in self._model.subgraphs:
+            for tensor in graph.tensors:
+                if id(tensor) in self._biases:
+                    tensor.buffer = self._buffer(self._biases[id(tensor)])
+                place = self._places.get(id(tensor))
+                if place is None:
+                    continue
+                is_rounded, axis = tensor.type == self._schema.TensorType.INT8, None
+                if is_rounded and len(tensor.quantization.scale) > 1:
+                    axis = int(tensor.quantization.quantizedDimension)
+                columns = None if place.columns is None else place.columns.tobytes()
+                shape = _shape(tensor)
+                how = (place.order, place.factor, columns, shape)
+                key = (id(place.stand_in), how, is_rounded, axis)
+                if key not in written:
+                    values = place.values().reshape(shape)
+                    rounded, steps = round_to_int8(values, axis) if is_rounded else (values, None)
+                    written[key] = self._buffer(rounded), steps
+                tensor.buffer, scale = written[key]
+                if is_rounded:
+                    tensor.quantization.scale = scale
+        used = {x.buffer for graph in self._model.subgraphs for x in graph.tensors}
+        used |= {x.buffer for x in self._model.metadata or []}
+        for number, buffer in enumerate(self._model.buffers):
+            if number not in used:
+                buffer.data = None
+
+    def _buffer(self, values: np.ndarray) -> int:
+        buffer = self._schema.BufferT()
+        buffer.data = np.ascontiguousarray(values).reshape(-1).view("uint8")
+        self._model.buffers.append(buffer)
+        return len(self._model.buffers) - 1
+
+
+def _shape(tensor: TensorT) -> tuple[int, ...]:
+    return tuple(int(x) for x in tensor.shape) if tensor.shape is not None else ()
+
+
+def _exact(factor: float) -> float:
+    """A factor without the rounding error of the number that it was found by."""
+    for known in (1.0, *(2.0 ** (x / 2) for x in range(-24, 25))):
+        if abs(factor / known - 1) <= 4 * _PRECISION:
+            return known
+    return factor
