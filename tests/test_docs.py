@@ -55,7 +55,7 @@ NEEDED = {
     "from-transformers-tf": ["safetensors"],
     "on-device": ["tokenizers"],
     "data": ["tokenizers", "sentencepiece"],
-    "export": ["tokenizers", "ai_edge_quantizer"],
+    "export": ["tokenizers"],
     "generation": ["tokenizers"],
     "huggingface": ["tokenizers", "safetensors"],
     "images": ["PIL", "safetensors", "scipy"],

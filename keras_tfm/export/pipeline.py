@@ -117,8 +117,7 @@ def convert_members(
     """
     signatures = [signature for member in members.values() for signature in member.signatures]
     with nullcontext() if adapters is None else adapters.tracing():
-        content = convert(quantization.model, signatures, quantization, custom_operators)
-    model = flatbuffer.read(content)
+        model = convert(quantization.model, signatures, quantization, custom_operators)
     for rewrite in passes:
         rewrite(model)
     schema, tables = import_litert("schema_py_generated"), flatbuffer.tables(model)

@@ -80,8 +80,7 @@ def export_tflite(
             "float32"; "float16" (computed in float32); "int8" (dynamic range: int8 activations are
             scaled at run time; no calibration data); "int8_full" (int8 activations between
             operators too, "predict" only, for integer-only processors; on a CPU it is slower and
-            less accurate than "int8"); "int4" (one scale per 32 numbers of a row, needs
-            the extra `quantize`).
+            less accurate than "int8"); "int4" (one scale per 32 numbers of a row).
         keep_float: list of str, layers whose weights stay float32 in "float16", "int8" and "int4":
             names, paths (`layer.path`), or consecutive parts of paths, as "decoder_0" or
             "self_attention/key".
@@ -142,8 +141,7 @@ def export_tflite(
         VerificationError: a signature differs from the model by more than the tolerance.
         FileExistsError: `path` is a file that is not an earlier export, or a device or a FIFO.
         FileNotFoundError, IsADirectoryError, PermissionError: `path` cannot be written.
-        ModuleNotFoundError: LiteRT, or for "int4" its quantizer, is missing; the message names the
-            extra to install.
+        ModuleNotFoundError: LiteRT is missing; the message names the extra to install.
 
     After an error nothing is written, and an earlier file is unchanged.
 

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NamedTuple
@@ -417,14 +418,35 @@ def reachable(model: Table, graphs: Iterable[int]) -> set[int]:
     return found
 
 
-def float_weights(model: Table) -> dict[int, np.ndarray]:
+class FloatWeights(Mapping[int, np.ndarray]):
+    """The weights of a file that are stored in float32, by the index of their buffer.
+
+    Each is read when it is asked for.
+    """
+
+    def __init__(self, model: Table):
+        types = import_litert("schema_py_generated").TensorType
+        uses = [use for use in weight_uses(model) if use.tensor.type == types.FLOAT32]
+        self._data = {x.tensor.buffer: model.buffers[x.tensor.buffer].data for x in uses}
+        self._shapes = {x.tensor.buffer: x.tensor.shape for x in uses}
+
+    def __getitem__(self, buffer: int) -> np.ndarray:
+        """The weight of a buffer, as it was when this object was made."""
+        data = np.asarray(self._data[buffer], np.uint8)
+        return data.view("float32").reshape(self._shapes[buffer])
+
+    def __iter__(self) -> Iterator[int]:
+        """The indices of the buffers."""
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        """Their number."""
+        return len(self._data)
+
+
+def float_weights(model: Table) -> FloatWeights:
     """The weights stored in float32, by the index of their buffer."""
-    schema = import_litert("schema_py_generated")
-    return {
-        use.tensor.buffer: _array(model, use.tensor, "float32")
-        for use in weight_uses(model)
-        if use.tensor.type == schema.TensorType.FLOAT32
-    }
+    return FloatWeights(model)
 
 
 def dequantize(model: Table, tensor: Table) -> tuple[np.ndarray, np.ndarray]:
@@ -482,8 +504,8 @@ def store_half(model: Table, buffers: Collection[int]) -> None:
     """
     schema = import_litert("schema_py_generated")
     for buffer in buffers:
-        data = np.asarray(model.buffers[buffer].data, np.uint8).view("float32")
-        model.buffers[buffer].data = _raw(data.astype("float16"))
+        data = model.buffers[buffer].data
+        model.buffers[buffer].data = LazyBytes(len(data) // 2, partial(_half_chunks, data))
     code = operator_code(model, schema.BuiltinOperator.DEQUANTIZE, version=3)
     for graph in model.subgraphs:
         dequantizers = []
@@ -497,6 +519,11 @@ def store_half(model: Table, buffers: Collection[int]) -> None:
             tensor.buffer = 0  # the empty buffer: the tensor is computed
             dequantizers.append(_operator(schema, code, len(graph.tensors) - 1, index))
         graph.operators = [*dequantizers, *graph.operators]
+
+
+def _half_chunks(data: Any) -> Iterator[np.ndarray]:
+    for chunk in _chunks(data):
+        yield np.frombuffer(chunk, "float32").astype("float16")
 
 
 def round_after_lookup(model: Table) -> None:

@@ -1,7 +1,5 @@
 """`calibrate`: the same outputs, and less lost by rounding."""
 
-import importlib.util
-
 import keras
 import numpy as np
 import pytest
@@ -16,10 +14,6 @@ from keras_tfm.keras_internals import sublayers
 from keras_tfm.layers.transformer_block import TransformerBlock
 from keras_tfm.models import bert, deberta, gemma, gpt, llama, t5, transformer
 
-needs_quantizer = pytest.mark.skipif(
-    importlib.util.find_spec("ai_edge_quantizer") is None,
-    reason='ai-edge-quantizer is missing: pip install -e ".[quantize]"',
-)
 VOCABULARY, LENGTH = 53, 9
 SIZE = {"dim": 32, "num_layers": 2, "num_heads": 4, "intermediate_dim": 96}
 WIDER = {"max_length": LENGTH}
@@ -129,7 +123,6 @@ def test_outliers_cost_nothing_in_int8(tmp_path):
     assert errors["calibrated"] < 1.1 * errors["even"]
 
 
-@needs_quantizer
 @pytest.mark.parametrize(
     "name",
     [pytest.param("rotary, grouped, gated", marks=pytest.mark.slow), "layer norm with beta"],
@@ -148,7 +141,6 @@ def test_the_weights_of_gptq_are_those_of_the_file(name, tmp_path):
     assert verify(calibrated, path).failures == []
 
 
-@needs_quantizer
 @pytest.mark.parametrize("name", ["layer norm with beta", "rotary, grouped, gated"])
 def test_named_layers_get_eight_bits(name, tmp_path):
     model = randomize(MODELS[name](), 5)
@@ -186,7 +178,6 @@ def test_independent_channels_have_nothing_to_compensate():
     np.testing.assert_allclose(found, gptq.round_kernel(kernel, 4), atol=1e-6)
 
 
-@needs_quantizer
 def test_rounded_is_what_the_quantizer_stores(tmp_path):
     x = keras.Input((64,))
     dense = keras.layers.Dense(33, use_bias=False)

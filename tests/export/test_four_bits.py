@@ -10,8 +10,6 @@ from keras_tfm.export import export_tflite
 from keras_tfm.layers import TokenEmbedding
 from keras_tfm.runtime import flatbuffer
 
-pytest.importorskip("ai_edge_quantizer", reason='pip install -e ".[quantize]"')
-
 IDS = np.arange(40, dtype="int32").reshape(5, 8)
 RNG = np.random.default_rng(0)
 KERNEL, TABLE = RNG.normal(size=(64, 64)) / 8, RNG.normal(size=(40, 64))

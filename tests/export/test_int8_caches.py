@@ -143,8 +143,6 @@ def test_drafts_on_the_host_keep_the_tokens():
     ],
 )
 def test_every_preset_is_verified(quantization, strategy):
-    if quantization == "int4":
-        pytest.importorskip("ai_edge_quantizer", reason='pip install -e ".[quantize]"')
     report = exported(
         signatures=["generate"],
         source_length=SOURCE_LENGTH,

@@ -10,7 +10,6 @@ from small_exports import folder, new_path
 
 from keras_tfm.export import VerificationError, verify
 
-pytest.importorskip("ai_edge_quantizer", reason='pip install -e ".[quantize]"')
 SOME = {
     ("gpt", "int4"): ["feed_forward_shuffled", "head_zeroed", "mask_off_by_one"],
     ("bert", "int8"): ["attention_zeroed", "half_vocabulary_zeroed", "mask_ignored"],

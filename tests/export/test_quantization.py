@@ -1,8 +1,6 @@
 """The presets: what a file stores, how far it is from Keras, and what is refused."""
 
 import functools
-import importlib.util
-import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +15,6 @@ from ai_edge_litert import schema_py_generated as schema
 from keras import layers
 from small_exports import BOTH, folder, new_path
 from small_models import randomize
-from test_imports import modules_after
 
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite, member
@@ -31,11 +28,6 @@ from keras_tfm.layers import FeedForward, PositionalEncoding, TokenEmbedding
 from keras_tfm.models import transformer
 from keras_tfm.runtime import flatbuffer
 
-needs_quantizer = pytest.mark.skipif(
-    importlib.util.find_spec("ai_edge_quantizer") is None,
-    reason='ai-edge-quantizer is missing: pip install -e ".[quantize]"',
-)
-FOUR_BITS = pytest.param("int4", marks=needs_quantizer)
 # The smallest that the converter quantises is 1,024 numbers; four bits come in blocks of 32.
 VOCABULARY, DIM, WIDE = 41, 32, 64
 LENGTHS = {"source_length": 7, "max_length": 5, "start_id": 1}
@@ -203,7 +195,7 @@ def table_sizes(report, size):
 # What it answers and holds
 
 
-@pytest.mark.parametrize("preset", ["float32", "float16", "int8", FOUR_BITS])
+@pytest.mark.parametrize("preset", ["float32", "float16", "int8", "int4"])
 def test_it_is_as_near_to_keras_as_its_weights(preset):
     low, high = ERRORS[preset]
     inputs, expected = questions()
@@ -214,7 +206,6 @@ def test_it_is_as_near_to_keras_as_its_weights(preset):
     assert small_file(preset).quantization == preset
 
 
-@needs_quantizer
 def test_weights_of_four_bits_are_stored_exactly():
     """-7 to 7 times a power of two for each 32 numbers of a row: activations alone are rounded."""
     rng = np.random.default_rng(0)
@@ -239,7 +230,7 @@ def test_weights_of_four_bits_are_stored_exactly():
     assert relative_error(actual["products"], expected) < 0.01  # 1/254 of a row's largest
 
 
-@pytest.mark.parametrize("preset", ["float32", "float16", "int8", FOUR_BITS])
+@pytest.mark.parametrize("preset", ["float32", "float16", "int8", "int4"])
 def test_the_loop_runs(preset):
     inputs, _ = questions()
     tokens = runtime.load(small_file(preset).path).generate(inputs["source"]).tokens
@@ -257,7 +248,7 @@ def test_the_loop_runs(preset):
         ("float32", {"FLOAT32"}),
         ("float16", {"FLOAT16"}),
         ("int8", {"INT8"}),
-        pytest.param("int4", {"INT4"}, marks=needs_quantizer),
+        ("int4", {"INT4"}),
     ],
 )
 def test_every_weight_is_stored_as_said(preset, expected):
@@ -266,7 +257,6 @@ def test_every_weight_is_stored_as_said(preset, expected):
     assert set().union(*types.values()) == expected
 
 
-@needs_quantizer
 def test_sizes_are_in_order():
     """Of a file that is mostly graph, the weights' part shrinks by 2, 4 and 7."""
     sizes = [small_file(preset).bytes for preset in ("int4", "int8", "float16", "float32")]
@@ -282,7 +272,7 @@ def test_sizes_are_in_order():
 
 @pytest.mark.parametrize(
     ("preset", "width"),
-    [("float32", 4), ("float16", 2), ("int8", 1), pytest.param("int4", 0.5, marks=needs_quantizer)],
+    [("float32", 4), ("float16", 2), ("int8", 1), ("int4", 0.5)],
 )
 def test_the_tied_table_is_stored_once(preset, width):
     """It is the source's embedding, the target's and the output's, in both signatures."""
@@ -305,7 +295,7 @@ def test_int8_is_a_quarter_of_a_real_size():
 # Layers that are kept
 
 
-@pytest.mark.parametrize("preset", ["float16", "int8", FOUR_BITS])
+@pytest.mark.parametrize("preset", ["float16", "int8", "int4"])
 def test_kept_layers_are_float32_and_others_are_not(preset):
     """In every graph; a query's kernel is in the file times K^-0.5."""
     kept = ("feed_forward", "decoder_0/cross_attention/query")
@@ -337,7 +327,7 @@ def test_a_weight_is_found_whatever_is_multiplied_into_it(zeros):
     assert sorted(kept_layers.find_buffers(stored, layers_)) == list(range(len(files)))
 
 
-@pytest.mark.parametrize("preset", ["float16", "int8", FOUR_BITS])
+@pytest.mark.parametrize("preset", ["float16", "int8", "int4"])
 @pytest.mark.slow
 def test_with_all_layers_kept_nothing_is_lost(preset):
     report = small_file(preset, ("encoder_0", "decoder_0", "embedding"))
@@ -368,7 +358,7 @@ def other_operators():
 
 
 @pytest.mark.parametrize("kept", [(), ("heads", "conv"), ("table", "depthwise", "wide")])
-@pytest.mark.parametrize("preset", ["float16", "int8", FOUR_BITS])
+@pytest.mark.parametrize("preset", ["float16", "int8", "int4"])
 def test_other_operators(preset, kept):
     model = other_operators()
     report = export_tflite(model, new_path(), quantization=preset, keep_float=kept)
@@ -554,18 +544,3 @@ def test_weights_beyond_float16_are_refused_or_kept(tmp_path):
     assert not path.exists()
     export_tflite(model, path, quantization="float16", keep_float=["dense"])
     np.testing.assert_allclose(runtime.load(path).predict(np.ones((1, 4)))["output"], 4e5)
-
-
-def test_the_missing_quantizer_is_named(tmp_path, monkeypatch):
-    for module in ("ai_edge_quantizer", "ai_edge_quantizer.quantizer"):
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(
-        ModuleNotFoundError, match=r"pip install .*ai-edge-quantizer.*extra .quantize"
-    ):
-        export_tflite(dense_model(), tmp_path / "model.tflite", quantization="int4")
-
-
-def test_nothing_imports_the_quantizer():
-    modules = modules_after("import keras_tfm.export, keras_tfm.export.quantization.presets")
-    assert "keras_tfm.export.quantization.presets" in modules
-    assert not [name for name in modules if name.startswith("ai_edge_quantizer")]

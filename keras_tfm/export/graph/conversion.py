@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_tfm import atomic_files
+from keras_tfm.export.graph.schema import ModelT
 from keras_tfm.export.graph.stand_ins import StandIns, UnplacedError
 from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.presets import Quantization
@@ -17,6 +18,7 @@ from keras_tfm.export.signatures.signature import Signature
 from keras_tfm.export.signatures.text import LITERT_OPERATORS
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.keras_internals import sublayers
+from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import bytes_by_scopes
 from keras_tfm.runtime.inspection.inspection import custom_operators as foreign_operators
 
@@ -109,8 +111,8 @@ def convert(
     signatures: Sequence[Signature],
     quantization: Quantization,
     custom: bool = False,
-) -> bytes:
-    """The bytes of a .tflite file with `signatures`, and without a manifest.
+) -> ModelT:
+    """A .tflite file with `signatures`, as objects, and without a manifest.
 
     Args:
         model: functional `keras.Model` in float32.
@@ -124,16 +126,17 @@ def convert(
     stand_ins = StandIns(model) if quantization.preset != "int8_full" else None
     while True:
         try:
-            content = _convert(model, signatures, quantization, custom, stand_ins)
+            converted = _convert(model, signatures, quantization, custom, stand_ins)
             break
         except UnplacedError as error:
             assert stand_ins is not None
             _log.info("converting again, with the values of %s", error)
             stand_ins.remove(error.stand_ins)
-    foreign = [] if custom else sorted({*foreign_operators(content)} - LITERT_OPERATORS)
+    found = [] if custom else foreign_operators(flatbuffer.tables(converted))
+    foreign = sorted({*found} - LITERT_OPERATORS)
     if foreign:  # only with text signatures; without them the converter itself raises
         raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")
-    return content
+    return converted
 
 
 def _convert(
@@ -142,7 +145,7 @@ def _convert(
     quantization: Quantization,
     custom: bool,
     stand_ins: StandIns | None,
-) -> bytes:
+) -> ModelT:
     """`convert`, of graphs that are traced with `stand_ins`; None: int8_full needs the weights."""
     of_text = any(signature.is_of_text for signature in signatures)
     with atomic_files.temporary_folder() as folder:
@@ -151,7 +154,7 @@ def _convert(
         with quantization.tracing(), nullcontext() if stand_ins is None else stand_ins.tracing():
             write_saved_model(model, signatures, saved)
 
-        def run_converter(set_up: Callable[[tf.lite.TFLiteConverter], None]) -> bytes:
+        def run_converter(set_up: Callable[[tf.lite.TFLiteConverter], None]) -> ModelT:
             converter = tf.lite.TFLiteConverter.from_saved_model(
                 str(saved), signature_keys=[signature.name for signature in signatures]
             )
@@ -165,11 +168,13 @@ def _convert(
                 converter._experimental_unfold_large_splat_constant = True
                 converter._experimental_disable_fuse_mul_and_fc = True
             try:
-                content = bytes(converter.convert())
+                converted = flatbuffer.read(converter.convert())
             except Exception as error:  # several types; the message has the whole graph
                 failure = error
             else:
-                return stand_ins.fill(content) if stand_ins else content
+                if stand_ins:
+                    stand_ins.fill(converted)
+                return converted
             lacking = _lacking(str(failure), model)
             if lacking:
                 raise ValueError(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import permutations
 
 import keras
@@ -18,9 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT, TensorT
-from keras_tfm.export.quantization.rounding import round_to_int8
+from keras_tfm.export.quantization.rounding import int8_scales, round_to_int8, row_parts
 from keras_tfm.layers.base_layer import columns_read_by
 from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.flatbuffer import LazyBytes
 from keras_tfm.runtime.manifest.storage import import_litert
 
 _log = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ SMALLEST = 1 << 16
 # The first weight of each shape and place in a block has random signs, which tell how the converter
 # arranges its axes. Larger weights have no signs, and must be matrices that are not square.
 _LARGEST_WITH_SIGNS = 1 << 24
+# Names of tables of positions, of which graphs have rows: these would be converted twice.
+_READ_IN_PARTS = ("positions", "table", "key_table", "value_table")
 # How many numbers there are.
 _NUMBERS = 1 << 16
 # The relative error of a number that passed through float32, divided by 127.
@@ -70,8 +74,9 @@ class StandIn:
         return tf.constant(self.signs * np.float32(self.number))
 
     def values(self) -> np.ndarray:
-        """The weight."""
-        return keras.ops.convert_to_numpy(self.variable)[..., self.columns]
+        """The weight, a view of the variable's memory."""
+        whole = np.asarray(memoryview(tf.convert_to_tensor(self.variable)))
+        return whole[..., self.columns]
 
     def product(self, vector: np.ndarray, order: tuple[int, ...], factor: float) -> np.ndarray:
         """The product of the stand-in, as a matrix (F, D) of a file, with a vector (D,)."""
@@ -98,14 +103,15 @@ class Place:
     factor: float = 1.0
     columns: np.ndarray | None = field(default=None, compare=False)
 
-    def values(self) -> np.ndarray:
-        """The constant in float32, without the shape that it has in the file."""
-        values = self.stand_in.values().transpose(self.order)
+    def array(self, shape: tuple[int, ...]) -> np.ndarray:
+        """The constant in float32, but for factor and columns; a view of the weight if it can."""
+        return self.stand_in.values().transpose(self.order).reshape(shape)
+
+    def scale(self, values: np.ndarray) -> np.ndarray:
+        """Rows of `array`, with factor and columns."""
         if self.factor != 1.0:
             values = values * np.float32(self.factor)
-        if self.columns is not None:
-            values = values.reshape(-1, self.columns.size) * self.columns
-        return values
+        return values if self.columns is None else values * self.columns
 
 
 class UnplacedError(Exception):
@@ -113,7 +119,7 @@ class UnplacedError(Exception):
 
     def __init__(self, stand_ins: Iterable[StandIn]):
         self.stand_ins = list(stand_ins)
-        super().__init__(", ".join(x.variable.path for x in self.stand_ins))
+        super().__init__(", ".join(dict.fromkeys(x.variable.path for x in self.stand_ins)))
 
 
 class StandIns:
@@ -137,7 +143,10 @@ class StandIns:
         self.variables = [
             x
             for x in unique.values()
-            if len(x.shape) > 1 and np.prod(x.shape) >= SMALLEST and x.dtype == "float32"
+            if len(x.shape) > 1
+            and np.prod(x.shape) >= SMALLEST
+            and x.dtype == "float32"
+            and x.name not in _READ_IN_PARTS
         ]
         self._vectors = [
             keras.ops.convert_to_numpy(x).astype("float32").ravel()
@@ -183,15 +192,15 @@ class StandIns:
     def __bool__(self) -> bool:
         return bool(self.variables)
 
-    def fill(self, content: bytes) -> bytes:
-        """A converted file with the weights in place of the stand-ins, rounded as the file says.
+    def fill(self, model: ModelT) -> None:
+        """Replaces the stand-ins in a converted file by the weights, rounded as the file says.
+
+        The weights are read when the file is written.
 
         Raises:
             UnplacedError: a stand-in is not in the file as it was in the graph.
         """
-        model = flatbuffer.read(content)
         _Filling(model, [*self._made.values()], self._vectors).run()
-        return flatbuffer.write(model)
 
 
 def _group(variable: keras.Variable) -> tuple[object, ...]:
@@ -361,11 +370,13 @@ class _Filling:
                     if np.array_equal(stand_in.signs.transpose(order).reshape(shape), x.signs)
                 ]
                 orders.setdefault(key, set()).update(possible[:1])
-            elif np.prod(stand_in.shape) > _LARGEST_WITH_SIGNS:
-                if len(stand_in.shape) == 2 and stand_in.shape[0] != stand_in.shape[1]:
-                    known = {stand_in.shape: (0, 1), stand_in.shape[::-1]: (1, 0)}
-                    matrix = tuple(size for size in shape if size > 1)
-                    orders.setdefault(key, set()).update([known[matrix]] if matrix in known else [])
+            elif np.prod(stand_in.shape) > _LARGEST_WITH_SIGNS and len(stand_in.shape) == 2:
+                known: dict[tuple[int, ...], tuple[int, ...]]
+                known = {stand_in.shape: (0, 1), stand_in.shape[::-1]: (1, 0)}
+                matrix = tuple(size for size in shape if size > 1)
+                # Of a square matrix, the shape does not tell.
+                fits = len(known) > 1 and matrix in known
+                orders.setdefault(key, set()).update([known[matrix]] if fits else [])
         return {key: next(iter(x)) for key, x in orders.items() if len(x) == 1}
 
     def _remaining(self) -> list[StandIn]:
@@ -411,18 +422,21 @@ class _Filling:
 
     def _bias(self, bias: np.ndarray, place: Place) -> np.ndarray | None:
         """The bias with the real weight; itself if it does not depend on it; None: not certain."""
+        columns, width = place.stand_in.columns, place.stand_in.variable.shape[-1]
         own = [x for x in self._vectors if x.size == bias.size]
+        own += [x[columns] for x in self._vectors if bias.size != x.size == width]
+        own = [x * np.float32(place.factor) for x in own if x.size == bias.size]
         if not np.any(bias) or any(np.array_equal(bias, x) for x in own):
             return bias
-        columns = int(np.prod(place.stand_in.shape)) // bias.size
+        width = int(np.prod(place.stand_in.shape)) // bias.size
         results: list[np.ndarray] = []
-        for added in [x for x in self._vectors if x.size == columns and np.any(x)]:
+        for added in [x for x in self._vectors if x.size == width and np.any(x)]:
             shift = place.stand_in.product(added, place.order, place.factor)
             left = bias - shift
             limit = _SUM_PRECISION * max(np.abs(shift).max(), np.abs(bias).max())
             for before in (np.zeros_like(bias), *own):
                 if np.all(np.abs(left - before) <= limit):
-                    rows = place.values().reshape(bias.size, columns)
+                    rows = place.scale(place.array((bias.size, width)))
                     results.append(before + rows @ added)
         if not results or any(not np.array_equal(x, results[0]) for x in results[1:]):
             return None
@@ -479,7 +493,7 @@ class _Filling:
         for graph in self._model.subgraphs:
             for tensor in graph.tensors:
                 if id(tensor) in self._biases:
-                    tensor.buffer = self._buffer(self._biases[id(tensor)])
+                    tensor.buffer = self._buffer(self._biases[id(tensor)].view("uint8"))
                 place = self._places.get(id(tensor))
                 if place is None:
                     continue
@@ -491,23 +505,47 @@ class _Filling:
                 how = (place.order, place.factor, columns, shape)
                 key = (id(place.stand_in), how, is_rounded, axis)
                 if key not in written:
-                    values = place.values().reshape(shape)
-                    rounded, steps = round_to_int8(values, axis) if is_rounded else (values, None)
-                    written[key] = self._buffer(rounded), steps
-                tensor.buffer, scale = written[key]
+                    steps = _scales(place, shape, axis) if is_rounded else None
+                    size = int(np.prod(shape)) * (1 if is_rounded else 4)
+                    chunks = partial(_chunks, place, shape, steps, axis)
+                    written[key] = self._buffer(LazyBytes(size, chunks)), steps
+                tensor.buffer, steps = written[key]
                 if is_rounded:
-                    tensor.quantization.scale = scale
+                    tensor.quantization.scale = steps
         used = {x.buffer for graph in self._model.subgraphs for x in graph.tensors}
         used |= {x.buffer for x in self._model.metadata or []}
         for number, buffer in enumerate(self._model.buffers):
             if number not in used:
                 buffer.data = None
 
-    def _buffer(self, values: np.ndarray) -> int:
+    def _buffer(self, data: np.ndarray | LazyBytes) -> int:
         buffer = self._schema.BufferT()
-        buffer.data = np.ascontiguousarray(values).reshape(-1).view("uint8")
+        buffer.data = data
         self._model.buffers.append(buffer)
         return len(self._model.buffers) - 1
+
+
+def _scales(place: Place, shape: tuple[int, ...], axis: int | None) -> np.ndarray:
+    """The scales of a constant in 8 bits, with few values of it in memory at once."""
+    values = place.array(shape)
+    if axis != 0:
+        return int8_scales(place.scale(values), axis)
+    return np.concatenate([int8_scales(place.scale(values[x]), 0) for x in row_parts(values)])
+
+
+def _chunks(
+    place: Place, shape: tuple[int, ...], scales: np.ndarray | None, axis: int | None
+) -> Iterator[np.ndarray]:
+    """A constant as it is stored, a few million values at a time."""
+    values = place.array(shape)
+    if axis not in (None, 0) and scales is not None:
+        yield round_to_int8(place.scale(values), scales, axis)
+        return
+    for part in row_parts(values):
+        rows = place.scale(values[part])
+        if scales is not None:
+            rows = round_to_int8(rows, scales if axis is None else scales[part], axis)
+        yield rows
 
 
 def _shape(tensor: TensorT) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ def find_constants(model: keras.Model) -> dict[str, list[np.ndarray]]:
 
 
 def find_buffers(
-    stored: dict[int, np.ndarray],
+    stored: Mapping[int, np.ndarray],
     layers: dict[str, list[np.ndarray]],
     option: str = "keep_float",
     required: bool = True,
@@ -151,7 +151,7 @@ def exact_buffers(
     {'head': [9]}
     """
     buffers: dict[bytes, list[int]] = {}
-    for buffer, values in stored.items():
+    for buffer, values in stored.items() if kernels else ():
         buffers.setdefault(values.tobytes(), []).append(buffer)
     found = {}
     for name, kernel in kernels.items():

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_tfm.export.graph.schema import ModelT
 from keras_tfm.export.quantization import four_bits
 from keras_tfm.export.quantization.kept_layers import (
     exact_buffers,
@@ -33,8 +34,8 @@ _MASKED_IN_8_BITS = -30.0
 # The maximum number of representative inputs with which a file is verified.
 _ROWS = 64
 
-# Converts the model to the bytes of a file. The argument configures the converter.
-Convert = Callable[[Callable[[tf.lite.TFLiteConverter], None]], bytes]
+# Converts the model to a file. The argument configures the converter.
+Convert = Callable[[Callable[[tf.lite.TFLiteConverter], None]], ModelT]
 
 
 class Quantization:
@@ -51,7 +52,6 @@ class Quantization:
 
     Raises:
         ValueError: a preset or layer is unknown, or arguments exclude each other.
-        ModuleNotFoundError: "int4" without its extra, which the message names.
 
     >>> import keras
     >>> from keras_tfm.export.quantization.presets import Quantization
@@ -101,8 +101,6 @@ class Quantization:
             )
         if preset in ("float16", "int8", "int4"):
             self._constants |= _raw_kernels(model)
-        if preset == "int4":
-            four_bits.import_quantizer()
         self.model, self.preset = model, preset
         self._layers = find_layers(model, keep_float)
         self._eight_bits = find_layers(model, keep_int8, "keep_int8")
@@ -173,41 +171,41 @@ class Quantization:
         """The context in which the graph must be traced."""
         return masks_of(self.preset)
 
-    def apply(self, convert: Convert) -> bytes:
+    def apply(self, convert: Convert) -> ModelT:
         """The quantised file.
 
         Args:
             convert: converts the traced graph; its argument sets up the converter.
         """
         if self.preset == "int8":
-            content = convert(_dynamic)
-            if not self._layers and not self._kernels and not self._constants:
-                return content
-            kept = self._find_kept(flatbuffer.float_weights(flatbuffer.read(convert(_plain))))
-            return _restore(content, kept, [*self._layers])
+            model = convert(_dynamic)
+            if self._layers or self._kernels or self._constants:
+                kept = self._find_kept(flatbuffer.float_weights(convert(_plain)))
+                _restore(model, kept, [*self._layers])
+            return model
         if self.preset == "int8_full":
             with warnings.catch_warnings():  # about the calibrator's own interpreter
                 warnings.filterwarnings("ignore", r"\s*Warning: tf.lite.Interpreter is deprecated")
-                model = flatbuffer.read(convert(self._calibrate))
+                model = convert(self._calibrate)
             flatbuffer.round_after_lookup(model)
-            content = flatbuffer.write(model)
-            _warn_of_fragments(content, convert(_plain))
-            return content
-        content = convert(_plain)
+            _warn_of_fragments(model, convert(_plain))
+            return model
+        model = convert(_plain)
         if self.preset == "float32":
-            return content
-        model = flatbuffer.read(content)
+            return model
         weights = flatbuffer.float_weights(model)
         kept = self._find_kept(weights)
         if self.preset == "int4":
             eight_bits = find_buffers(weights, self._eight_bits, "keep_int8")
-            return four_bits.quantize(content, kept, eight_bits.keys() - kept.keys())
-        rounded = weights.keys() - kept.keys()
-        _check_half({buffer: weights[buffer] for buffer in rounded})
-        flatbuffer.store_half(model, rounded)
-        return flatbuffer.write(model)
+            four_bits.quantize(model, kept, eight_bits.keys() - kept.keys())
+        else:
+            rounded = weights.keys() - kept.keys()
+            for buffer in rounded:
+                _check_half(weights[buffer])
+            flatbuffer.store_half(model, rounded)
+        return model
 
-    def _find_kept(self, stored: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+    def _find_kept(self, stored: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         """The weights that stay float32, by buffer."""
         exact = exact_buffers(stored, self._kernels)
         kept = {buffer: stored[buffer] for buffers in exact.values() for buffer in buffers}
@@ -253,13 +251,13 @@ def _dynamic(converter: tf.lite.TFLiteConverter) -> None:
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
 
 
-def _restore(content: bytes, kept: dict[int, np.ndarray], layers: list[str]) -> bytes:
-    """The int8 file `content` with the weights `kept` of the float32 file, those of `layers`."""
-    model = flatbuffer.read(content)
+def _restore(model: ModelT, kept: dict[int, np.ndarray], layers: list[str]) -> None:
+    """Gives an int8 file the weights `kept` of the float32 file, those of `layers`."""
+    floats = flatbuffer.float_weights(model)
     rounded = {
         use.tensor.buffer: flatbuffer.dequantize(model, use.tensor)
         for use in flatbuffer.weight_uses(model)
-        if use.tensor.buffer not in flatbuffer.float_weights(model)
+        if use.tensor.buffer not in floats
     }
     for values in kept.values():
         for buffer, (restored, step) in rounded.items():
@@ -273,11 +271,10 @@ def _restore(content: bytes, kept: dict[int, np.ndarray], layers: list[str]) -> 
                 f"keep_float: a weight of shape {values.shape} was not found in the int8 file; "
                 f"leave out one of {layers}, and report this model"
             )
-    return flatbuffer.write(model)
 
 
-def _check_half(weights: dict[int, np.ndarray]) -> None:
-    largest = max((float(np.abs(w).max(initial=0.0)) for w in weights.values()), default=0.0)
+def _check_half(weight: np.ndarray) -> None:
+    largest = max(float(weight.max(initial=0.0)), -float(weight.min(initial=0.0)))
     if largest > float(np.finfo("float16").max):
         raise ValueError(
             f"float16 weights must be at most 65504, got a weight of {largest:g}: "
@@ -317,9 +314,10 @@ def _sample(place: str, sample: object, signature: Signature) -> dict[str, np.nd
     return arrays
 
 
-def _warn_of_fragments(content: bytes, plain: bytes) -> None:
+def _warn_of_fragments(model: ModelT, plain: ModelT) -> None:
     """Warns if XNNPACK has more partitions in the quantized graph than in the float32 one."""
-    for graph, before in zip(inspect_subgraphs(content), inspect_subgraphs(plain), strict=True):
+    counted = [inspect_subgraphs(flatbuffer.write(x)) for x in (model, plain)]
+    for graph, before in zip(*counted, strict=True):
         if graph.partitions > before.partitions:
             warnings.warn(
                 f"int8_full: XNNPACK runs {graph.name!r} in {graph.partitions} partitions, "

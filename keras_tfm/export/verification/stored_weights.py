@@ -15,7 +15,6 @@ from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.signatures.make import full_pass
 from keras_tfm.export.signatures.signature import Argument, Signature, for_edge
 from keras_tfm.export.verification.float_file import Stored
-from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest.manifest import Predict, of_role
 from keras_tfm.runtime.manifest.manifest import Signature as FileSignature
 from keras_tfm.runtime.manifest.storage import import_litert
@@ -304,10 +303,9 @@ def float_constants(
         }
         signature = Signature(name, "predict", for_edge(full_pass(model)), inputs)
         try:
-            content = convert(model, [signature], Quantization(model, "float32"))
+            graph = convert(model, [signature], Quantization(model, "float32"))
         except ValueError:  # an operator of a file with custom operators
             continue
-        graph = flatbuffer.read(content)
         for tensor in (tensor for x in graph.subgraphs for tensor in x.tensors):
             data = graph.buffers[tensor.buffer].data
             if tensor.type == types.FLOAT32 and data is not None and len(data) > 4:

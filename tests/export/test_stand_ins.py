@@ -1,0 +1,184 @@
+"""Files whose weights never passed through the converter hold what they held when they did."""
+
+from collections import Counter
+
+import keras
+import numpy as np
+import pytest
+from small_exports import new_path
+from small_models import randomize
+
+from keras_tfm import models
+from keras_tfm.export import export_tflite, verify
+from keras_tfm.export.graph import stand_ins
+from keras_tfm.layers import FeedForward, TokenEmbedding
+from keras_tfm.models import enable_lora
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.manifest.storage import import_litert
+
+SIZE = {"dim": 64, "num_layers": 2, "num_heads": 2, "intermediate_dim": 96}
+STEPS = {"signatures": ["decode"], "prompt_length": 4, "max_length": 9, "end_id": 2}
+
+
+def scaled():
+    """The same square kernel in two orientations, a product by 1/8 after one, and a tied table."""
+    ids = keras.Input((6,), dtype="int32", name="ids")
+    table, dense = TokenEmbedding(67, 64, scale=True), keras.layers.Dense(64, use_bias=False)
+    x = dense(table(ids)) * 0.125
+    x = keras.layers.EinsumDense("btd,ed->bte", (6, 64), name="turned")(keras.ops.relu(x))
+    return keras.Model(ids, table(x, reverse=True) * 0.3)
+
+
+def convolutions():
+    """Kernels of four axes, of which two are multiplied by a normalisation after them."""
+    x = image = keras.Input((9, 9, 3), name="image")
+    for width in (16, 24):
+        x = keras.layers.Conv2D(width, 3, use_bias=False)(x)
+        x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+    x = keras.layers.DepthwiseConv2D(3)(x)
+    return keras.Model(image, keras.layers.Dense(33)(keras.layers.Flatten()(x)))
+
+
+def parts():
+    """A kernel read in parts by a layer that is not ours, and one by a layer that is."""
+    x = keras.Input((5, 64), name="x")
+    y = FeedForward(96, gated=True, activation="silu")(x)
+    return keras.Model(x, First(40)(y))
+
+
+class First(keras.layers.Layer):
+    """Products with the first columns of a kernel, and with the last."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+
+    def build(self, shape):
+        self.kernel = self.add_weight(name="kernel", shape=(shape[-1], 2 * self.width))
+
+    def call(self, x):
+        return (x @ self.kernel[:, : self.width]) + (x @ self.kernel[:, self.width :])
+
+
+def with_adapters():
+    model = models.llama(131, **SIZE, num_key_value_heads=1)
+    enable_lora(model, rank=2)
+    return model
+
+
+CASES = {
+    "llama": (lambda: models.llama(131, **SIZE, num_key_value_heads=1, tie_output=True), STEPS),
+    "biases and norms of queries": (
+        lambda: models.llama(
+            131, **SIZE, num_key_value_heads=1, attention_bias=True, query_key_norm=True
+        ),
+        STEPS,
+    ),
+    "layer norms": (lambda: models.gpt(131, **SIZE, max_length=16), STEPS),
+    "norms after": (lambda: models.bert(131, **SIZE, max_length=16), {"source_length": 8}),
+    "encoder and decoder": (
+        lambda: models.t5(131, **{**SIZE, "num_layers": 1}),
+        {"signatures": ["generate"], "source_length": 5, "max_length": 7, "start_id": 0},
+    ),
+    "adapters": (with_adapters, STEPS),
+    "scaled": (scaled, {}),
+    "convolutions": (convolutions, {}),
+    "parts": (parts, {}),
+}
+# Each preset with a model of each kind; the others in the slow tier.
+QUICK = {
+    ("llama", "int8"),
+    ("layer norms", "int8"),
+    ("scaled", "float32"),
+    ("scaled", "int4"),
+    ("convolutions", "int8"),
+    ("parts", "float16"),
+}
+
+
+def contents(path):
+    """Of each graph, the kinds of operators and the constants that they read, as bytes."""
+    model, schema = flatbuffer.read(path.read_bytes()), import_litert("schema_py_generated")
+    graphs = []
+    for graph in model.subgraphs:
+        used = {int(i) for operator in graph.operators for i in operator.inputs}
+        constants = Counter()
+        for index in used - {-1}:
+            tensor = graph.tensors[index]
+            data = model.buffers[tensor.buffer].data
+            if data is not None and tensor.type != schema.TensorType.FLOAT32:
+                scale = tensor.quantization and tensor.quantization.scale
+                scale = None if scale is None else np.asarray(scale).tobytes()
+                constants[tuple(np.ravel(tensor.shape)), tensor.type, bytes(data), scale] += 1
+        codes = [model.operatorCodes[x.opcodeIndex] for x in graph.operators]
+        graphs.append(([max(x.builtinCode, x.deprecatedBuiltinCode) for x in codes], constants))
+    return graphs
+
+
+def floats(path):
+    """The constants in float32 of each graph, in the order of their sums."""
+    model, schema = flatbuffer.read(path.read_bytes()), import_litert("schema_py_generated")
+    graphs = []
+    for graph in model.subgraphs:
+        used = {int(i) for operator in graph.operators for i in operator.inputs} - {-1}
+        tensors = [graph.tensors[i] for i in used]
+        arrays = [
+            np.asarray(model.buffers[x.buffer].data).view("float32")
+            for x in tensors
+            if x.type == schema.TensorType.FLOAT32 and model.buffers[x.buffer].data is not None
+        ]
+        graphs.append(sorted(arrays, key=lambda x: (x.size, float(np.abs(x).sum(dtype="float64")))))
+    return graphs
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [
+        pytest.param(name, q, marks=() if (name, q) in QUICK else pytest.mark.slow)
+        for name in CASES
+        for q in ("float32", "float16", "int8", "int4")
+    ],
+)
+def test_the_file_is_that_of_converted_weights(name, quantization, monkeypatch):
+    build, arguments = CASES[name]
+    model = randomize(build(), 3)
+    paths = []
+    for smallest in (1 << 40, 1000):
+        monkeypatch.setattr(stand_ins, "SMALLEST", smallest)
+        paths.append(new_path())
+        export_tflite(model, paths[-1], quantization=quantization, verify=False, **arguments)
+    assert contents(paths[1]) == contents(paths[0])
+    for found, wanted in zip(floats(paths[1]), floats(paths[0]), strict=True):
+        for x, y in zip(found, wanted, strict=True):
+            # A bias to which W b was added: another order of the sum.
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5 * np.abs(y).max(initial=0.0))
+    verify(model, paths[1])
+
+
+def test_weights_that_cannot_be_placed_are_converted(monkeypatch, caplog):
+    monkeypatch.setattr(stand_ins, "SMALLEST", 1000)
+    model = randomize(parts(), 0)
+    with caplog.at_level("INFO", "keras_tfm.export.graph.conversion"):
+        export_tflite(model, new_path())
+    (message,) = [x.message for x in caplog.records if "converting again" in x.message]
+    assert message.count("first") == 1 and "inner" not in message
+
+
+def test_a_layer_with_state_keeps_it(monkeypatch):
+    """Variables that a graph changes are read and written as without stand-ins."""
+
+    class Count(keras.layers.Layer):
+        def build(self, shape):
+            self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, x):
+            self.count.assign(self.count + 1.0)
+            return x * 1.0
+
+    monkeypatch.setattr(stand_ins, "SMALLEST", 1000)
+    x = keras.Input((64,))
+    model = keras.Model(x, keras.layers.Dense(64)(Count()(x)))
+    scope = stand_ins.StandIns(model)
+    with scope.tracing():
+        model(np.ones((1, 64), "float32"))
+        assert float(model.layers[1].count.value) == 1.0
