@@ -167,6 +167,8 @@ def _convert(
                 # Large constants become FILL, and products with them stay apart: `fill` folds both.
                 converter._experimental_unfold_large_splat_constant = True
                 converter._experimental_disable_fuse_mul_and_fc = True
+                # Else the converter reads and writes the file three times more, in Python.
+                converter._experimental_use_buffer_offset = True
             try:
                 converted = flatbuffer.read(converter.convert())
             except Exception as error:  # several types; the message has the whole graph

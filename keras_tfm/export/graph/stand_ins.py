@@ -5,6 +5,7 @@ costs it nothing, so the graph is traced with such a number in place of each wei
 converted file, the number (in int8, the scale) tells which weight a constant stands for.
 """
 
+import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -30,8 +31,10 @@ _log = logging.getLogger(__name__)
 # Weights of fewer values are converted as they are.
 SMALLEST = 1 << 16
 # The first weight of each shape and place in a block has random signs, which tell how the converter
-# arranges its axes. Larger weights have no signs, and must be matrices that are not square.
+# arranges its axes. Of a matrix that is not square, the shape tells; without signs it takes less
+# memory. Other weights of more values are converted as they are.
 _LARGEST_WITH_SIGNS = 1 << 24
+_LARGEST_OF_ANY_SHAPE = 1 << 18
 # Names of tables of positions, of which graphs have rows: these would be converted twice.
 _READ_IN_PARTS = ("positions", "table", "key_table", "value_table")
 # How many numbers there are.
@@ -53,6 +56,8 @@ class StandIn:
         group: the path of the variable without numbers, with shape and columns. The converter
             arranges the axes of all weights of a group alike.
         signs: array of its shape, random -1 and 1; None: all are 1.
+        has_shown_signs: bool, whether a graph has them. The converter copies what is not one number
+            many times, and one graph is enough.
     """
 
     variable: keras.Variable
@@ -60,6 +65,7 @@ class StandIn:
     number: float
     group: tuple[object, ...]
     signs: np.ndarray | None
+    has_shown_signs: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,8 +75,9 @@ class StandIn:
 
     def tensor(self) -> tf.Tensor:
         """The stand-in, in the graph that is being traced."""
-        if self.signs is None:
+        if self.signs is None or self.has_shown_signs:
             return tf.fill(self.shape, tf.constant(self.number, tf.float32))
+        self.has_shown_signs = True
         return tf.constant(self.signs * np.float32(self.number))
 
     def values(self) -> np.ndarray:
@@ -183,7 +190,9 @@ class StandIns:
             group = (*_group(variable), start, stop)
             made = StandIn(variable, columns, float(np.float32(next(self._numbers))), group, None)
             is_first = all(x.group != group for x in self._made.values())
-            if is_first and np.prod(made.shape) <= _LARGEST_WITH_SIGNS:
+            size = int(np.prod(made.shape))
+            limit = _LARGEST_OF_ANY_SHAPE if _is_oblong(made.shape) else _LARGEST_WITH_SIGNS
+            if is_first and size <= limit:
                 drawn = self._generator.random(made.shape, "float32")
                 made.signs = np.where(drawn < 0.5, -1, 1).astype("float32")
             self._made[key] = made
@@ -201,6 +210,19 @@ class StandIns:
             UnplacedError: a stand-in is not in the file as it was in the graph.
         """
         _Filling(model, [*self._made.values()], self._vectors).run()
+        _share(model)
+
+
+def _share(model: ModelT) -> None:
+    """Stores equal constants once: every signature has its own, if the converter does not."""
+    datas: dict[bytes, np.ndarray] = {}
+    for buffer in model.buffers:
+        if isinstance(buffer.data, np.ndarray):
+            buffer.data = datas.setdefault(hashlib.sha256(buffer.data.data).digest(), buffer.data)
+
+
+def _is_oblong(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and shape[0] != shape[1]
 
 
 def _group(variable: keras.Variable) -> tuple[object, ...]:
@@ -336,7 +358,7 @@ class _Filling:
             for stand_in in self._stand_ins:
                 if int(np.prod(stand_in.shape)) != x.size:
                     continue
-                if (x.signs is None) != (stand_in.signs is None):
+                if x.signs is not None and stand_in.signs is None:
                     continue
                 factor = x.number / stand_in.number
                 votes.setdefault(round(np.log(factor) / _PRECISION / 4), []).append(
@@ -370,13 +392,11 @@ class _Filling:
                     if np.array_equal(stand_in.signs.transpose(order).reshape(shape), x.signs)
                 ]
                 orders.setdefault(key, set()).update(possible[:1])
-            elif np.prod(stand_in.shape) > _LARGEST_WITH_SIGNS and len(stand_in.shape) == 2:
+            elif x.size > _LARGEST_OF_ANY_SHAPE and _is_oblong(stand_in.shape):
                 known: dict[tuple[int, ...], tuple[int, ...]]
                 known = {stand_in.shape: (0, 1), stand_in.shape[::-1]: (1, 0)}
                 matrix = tuple(size for size in shape if size > 1)
-                # Of a square matrix, the shape does not tell.
-                fits = len(known) > 1 and matrix in known
-                orders.setdefault(key, set()).update([known[matrix]] if fits else [])
+                orders.setdefault(key, set()).update([known[matrix]] if matrix in known else [])
         return {key: next(iter(x)) for key, x in orders.items() if len(x) == 1}
 
     def _remaining(self) -> list[StandIn]:
