@@ -56,8 +56,7 @@ class StandIn:
         group: the path of the variable without numbers, with shape and columns. The converter
             arranges the axes of all weights of a group alike.
         signs: array of its shape, random -1 and 1; None: all are 1.
-        has_shown_signs: bool, whether a graph has them. The converter copies what is not one number
-            many times, and one graph is enough.
+        signed: the only graph that has them. The converter copies what is not one number many times.
     """
 
     variable: keras.Variable
@@ -65,7 +64,7 @@ class StandIn:
     number: float
     group: tuple[object, ...]
     signs: np.ndarray | None
-    has_shown_signs: bool = False
+    signed: object = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,22 +74,16 @@ class StandIn:
 
     def tensor(self) -> tf.Tensor:
         """The stand-in, in the graph that is being traced."""
-        if self.signs is None or self.has_shown_signs:
+        graph = tf.compat.v1.get_default_graph()
+        self.signed = self.signed or graph
+        if self.signs is None or self.signed is not graph:
             return tf.fill(self.shape, tf.constant(self.number, tf.float32))
-        self.has_shown_signs = True
         return tf.constant(self.signs * np.float32(self.number))
 
     def values(self) -> np.ndarray:
         """The weight, a view of the variable's memory."""
         whole = np.asarray(memoryview(tf.convert_to_tensor(self.variable)))
         return whole[..., self.columns]
-
-    def product(self, vector: np.ndarray, order: tuple[int, ...], factor: float) -> np.ndarray:
-        """The product of the stand-in, as a matrix (F, D) of a file, with a vector (D,)."""
-        if self.signs is None:
-            return np.full(1, factor * self.number * vector.sum(dtype="float64"))
-        rows = self.signs.transpose(order).reshape(-1, vector.size)
-        return factor * self.number * (rows @ vector.astype("float64"))
 
 
 @dataclass(frozen=True)
@@ -102,12 +95,14 @@ class Place:
         order: the permutation of the variable's axes, after which the values are in the file's
             order.
         factor: float, by which a layer multiplies its weight.
+        is_signed: bool, whether the constant has the signs of the stand-in.
         columns: array (D,), by which the input of a matrix product was multiplied; None: by none.
     """
 
     stand_in: StandIn
     order: tuple[int, ...]
-    factor: float = 1.0
+    factor: float
+    is_signed: bool
     columns: np.ndarray | None = field(default=None, compare=False)
 
     def array(self, shape: tuple[int, ...]) -> np.ndarray:
@@ -119,6 +114,14 @@ class Place:
         if self.factor != 1.0:
             values = values * np.float32(self.factor)
         return values if self.columns is None else values * self.columns
+
+    def product(self, vector: np.ndarray) -> np.ndarray:
+        """The product of the constant before it is filled, a matrix (F, D), with a vector (D,)."""
+        number = self.factor * self.stand_in.number
+        if self.stand_in.signs is None or not self.is_signed:
+            return np.full(1, number * vector.sum(dtype="float64"))
+        rows = self.stand_in.signs.transpose(self.order).reshape(-1, vector.size)
+        return number * (rows @ vector.astype("float64"))
 
 
 class UnplacedError(Exception):
@@ -281,7 +284,7 @@ class _Filling:
         for x, stand_in, factor in matched:
             order = orders.get((stand_in.group, *_shape(x.tensor)))
             if order is not None:
-                self._places[id(x.tensor)] = Place(stand_in, order, factor)
+                self._places[id(x.tensor)] = Place(stand_in, order, factor, x.signs is not None)
         self._remove_fills()
         placed = {id(x.stand_in) for x in self._places.values()}
         lost = [x for x in self._stand_ins if id(x) not in placed] + self._remaining()
@@ -451,7 +454,7 @@ class _Filling:
         width = int(np.prod(place.stand_in.shape)) // bias.size
         results: list[np.ndarray] = []
         for added in [x for x in self._vectors if x.size == width and np.any(x)]:
-            shift = place.stand_in.product(added, place.order, place.factor)
+            shift = place.product(added)
             left = bias - shift
             limit = _SUM_PRECISION * max(np.abs(shift).max(), np.abs(bias).max())
             for before in (np.zeros_like(bias), *own):
