@@ -421,7 +421,7 @@ def reachable(model: Table, graphs: Iterable[int]) -> set[int]:
 class FloatWeights(Mapping[int, np.ndarray]):
     """The weights of a file that are stored in float32, by the index of their buffer.
 
-    Each is read when it is asked for.
+    Each is read when it is looked up.
     """
 
     def __init__(self, model: Table):

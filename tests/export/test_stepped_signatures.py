@@ -60,7 +60,7 @@ def inputs(signature):
 
 
 def outputs(signature):
-    results = signature.trace().structured_outputs
+    results = signature.traced.structured_outputs
     return {name: tuple(x.shape) for name, x in results.items()}
 
 
@@ -348,7 +348,7 @@ def test_a_step_does_not_contain_the_layers_of_encode():
     kernel = model.get_layer("of_style").kernel.value
 
     def reads_kernel(signature):
-        traced = signature.trace()
+        traced = signature.traced
         return any(x is kernel for x in traced.variables)
 
     assert reads_kernel(signatures["encode"])

@@ -14,7 +14,7 @@ from keras_tfm.export.graph.schema import ModelT
 from keras_tfm.export.graph.stand_ins import StandIns, UnplacedError
 from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.presets import Quantization
-from keras_tfm.export.signatures.signature import Signature
+from keras_tfm.export.signatures.signature import Signature, new_traces
 from keras_tfm.export.signatures.text import LITERT_OPERATORS
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.keras_internals import sublayers
@@ -82,7 +82,7 @@ def write_saved_model(
         resources: further layers whose lookup tables are written.
     """
     root = tf.Module()
-    concrete = {signature.name: signature.trace() for signature in signatures}
+    concrete = {signature.name: signature.traced for signature in signatures}
     # The attributes of a module are saved. Only the variables that the functions read are needed.
     used = [variable for function in concrete.values() for variable in function.variables]
     root.model_variables = list({id(variable): variable for variable in used}.values())
@@ -151,7 +151,8 @@ def _convert(
     with atomic_files.temporary_folder() as folder:
         saved = folder / "saved_model"
         _log.info("tracing %s", ", ".join(signature.name for signature in signatures))
-        with quantization.tracing(), nullcontext() if stand_ins is None else stand_ins.tracing():
+        scope = nullcontext() if stand_ins is None else stand_ins.tracing()
+        with new_traces(), quantization.tracing(), scope:
             write_saved_model(model, signatures, saved)
 
         def run_converter(set_up: Callable[[tf.lite.TFLiteConverter], None]) -> ModelT:

@@ -56,7 +56,8 @@ class StandIn:
         group: the path of the variable without numbers, with shape and columns. The converter
             arranges the axes of all weights of a group alike.
         signs: array of its shape, random -1 and 1; None: all are 1.
-        signed: the only graph that has them. The converter copies what is not one number many times.
+        signed: the only graph that has them: of what is not one number, the converter makes many
+            copies.
     """
 
     variable: keras.Variable
@@ -143,9 +144,9 @@ class StandIns:
     >>> import keras
     >>> from keras_tfm.export.graph.stand_ins import StandIns
     >>> x = keras.Input((256,))
-    >>> model = keras.Model(x, keras.layers.Dense(512)(x))
-    >>> [x.shape for x in StandIns(model).variables]
-    [(256, 512)]
+    >>> model = keras.Model(x, keras.layers.Dense(512, name="wide")(x))
+    >>> [x.path for x in StandIns(model).variables]
+    ['wide/kernel']
     """
 
     def __init__(self, model: keras.Layer):

@@ -86,7 +86,7 @@ def _store_int8(model: ModelT, buffer: int, axis: int) -> None:
     def values() -> np.ndarray:
         return np.asarray(data, np.uint8).view("float32").reshape(shape)
 
-    scale = int8_scales(values(), axis)
+    scale = int8_scales(values(), axis, 127 * float(np.finfo("float32").tiny))
     for tensor in tensors:
         tensor.type = schema.TensorType.INT8
         tensor.quantization = schema.QuantizationParametersT()

@@ -9,7 +9,7 @@ import numpy as np
 BLOCK = 32
 LARGEST_LEVEL = 7  # of the levels -7..7 of 4 bits
 # The converter's largest value of a row of smaller ones, or of zeros.
-_SMALLEST = 5e-7
+CONVERTERS_SMALLEST = 5e-7
 # Rounded at once, so that a table of a language model is not copied as a whole.
 _VALUES_AT_ONCE = 1 << 22
 
@@ -26,12 +26,15 @@ def row_parts(values: np.ndarray) -> Iterator[slice]:
     return (slice(start, start + rows) for start in range(0, len(values), rows))
 
 
-def int8_scales(values: np.ndarray, axis: int | None) -> np.ndarray:
+def int8_scales(
+    values: np.ndarray, axis: int | None, smallest: float = CONVERTERS_SMALLEST
+) -> np.ndarray:
     """The scales with which the largest value along an axis becomes 127, as the converter has them.
 
     Args:
         values: float32 array.
         axis: int, the axis along which each index has a scale of its own; None: one for all.
+        smallest: float, what counts as the largest value where all are smaller.
 
     Returns:
         float32, (values.shape[axis],) or (1,).
@@ -45,7 +48,7 @@ def int8_scales(values: np.ndarray, axis: int | None) -> np.ndarray:
     else:
         others = tuple(x for x in range(values.ndim) if x != axis)
         largest = np.maximum(values.max(axis=others), -values.min(axis=others)).reshape(-1)
-    return (np.maximum(largest.astype("float64"), _SMALLEST) / 127).astype("float32")
+    return (np.maximum(largest.astype("float64"), smallest) / 127).astype("float32")
 
 
 def round_to_int8(values: np.ndarray, scale: np.ndarray, axis: int | None) -> np.ndarray:

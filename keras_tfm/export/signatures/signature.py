@@ -1,7 +1,9 @@
 """A signature of an exported file: a function of tensors, and what is known of its arguments."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -70,6 +72,31 @@ def with_padding(arguments: Mapping[str, Argument], names: Collection[str]) -> d
     return {name: replace(x, is_padded=name in names) for name, x in arguments.items()}
 
 
+_traces: ContextVar[object] = ContextVar("traces", default=None)
+
+
+@contextmanager
+def new_traces() -> Iterator[None]:
+    """Inside, signatures are traced again, once each.
+
+    >>> import tensorflow as tf
+    >>> from keras_tfm.export.signatures.signature import Argument, Signature, new_traces
+    >>> inputs = {"x": Argument(tf.TensorSpec((2,), "float32"))}
+    >>> signature = Signature("double", "predict", lambda inputs: {"y": 2 * inputs["x"]}, inputs)
+    >>> before = signature.traced
+    >>> with new_traces():
+    ...     signature.traced is before, signature.traced is signature.traced
+    (False, True)
+    >>> signature.traced is before
+    True
+    """
+    token = _traces.set(object())
+    try:
+        yield
+    finally:
+        _traces.reset(token)
+
+
 @dataclass(frozen=True)
 class Signature:
     """A named function of tensors, ready for tracing.
@@ -107,8 +134,19 @@ class Signature:
             result[name] = new
         return {name: result[name] for name in self.inputs}
 
-    def trace(self) -> tf.types.experimental.ConcreteFunction:
-        """A new concrete function of `parameters`."""
+    @property
+    def traced(self) -> tf.types.experimental.ConcreteFunction:
+        """The concrete function of `parameters`; traced once inside a `new_traces`."""
+        key = _traces.get()
+        if key not in self._traced:
+            self._traced[key] = self._trace()
+        return self._traced[key]
+
+    @cached_property
+    def _traced(self) -> dict[object, tf.types.experimental.ConcreteFunction]:
+        return {}
+
+    def _trace(self) -> tf.types.experimental.ConcreteFunction:
 
         def run(**given: tf.Tensor) -> Tensors:
             return self.function({name: given[x] for name, x in self.parameters.items()})

@@ -126,7 +126,8 @@ def _text_signature(
             key: _ids_of(key, x, tokenizers[key], base) if key in tokenizers else x
             for key, x in inputs.items()
         }
-        outputs = base.trace()(**{base.parameters[key]: x for key, x in values.items()})
+        # Traced once: both signatures share the graph.
+        outputs = base.traced(**{base.parameters[key]: x for key, x in values.items()})
         if detokenizer is None:
             return outputs
         return {"text": _text_of(outputs["tokens"], detokenizer, base.settings["end_id"])}
