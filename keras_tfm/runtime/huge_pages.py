@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 # The size of a huge page, of x86 and ARM with base pages of 4 KiB.
 HUGE = 2 << 20
 # Bytes that are moved at once: what the process needs beside the weights.
-CHUNK = 16 * HUGE
+CHUNK = 4 * HUGE
 # The name that XNNPACK's delegate gives to its cache in memory.
 NAME = "/memfd:XNNPack in-memory weight cache"
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
