@@ -30,7 +30,7 @@ Parts:
   (llama.cpp's is Q8_0 then, otherwise float16; ours float32).
 - `first`: seconds from `load` to the first token, with the file in the page cache and without.
 - `tokens`: 20 questions, 64 greedy tokens each: how many answers are those of `transformers`.
-- `perplexity`: 50 kB of the docstrings of Python's standard library in chunks of 256 tokens.
+- `perplexity`: `--bytes` of the docstrings of Python's standard library in chunks of 256 tokens.
 - `logits`: the standard deviation of the difference between the logits of these answers in float32
   and in a file, and between two readings of the prompt by the same file: in chunks and token by
   token.
@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=1024, help="tokens of a KV cache")
     parser.add_argument("--cache", default="float", choices=["float", "int8"])
     parser.add_argument("--lengths", type=int, nargs="*", default=[512, 1024, 2048, 4032])
+    parser.add_argument("--bytes", type=int, default=50_000, help="of text for the perplexity")
     parser.add_argument("--no-verify", action="store_true", help="exports in less time and memory")
     arguments = parser.parse_args()
     for part in arguments.parts:
@@ -435,7 +436,7 @@ def common(found: list[int], wanted: list[int]) -> int:
 
 
 def perplexity(found: list[Contestant], arguments: argparse.Namespace) -> None:
-    rows, losses = ids_of_text(arguments.folder).tolist(), {}
+    rows, losses = ids_of_text(arguments.folder, size=arguments.bytes).tolist(), {}
     for contestant in found:
         with contestant.start(1, arguments.capacity) as process:
             losses[contestant.name] = [process.ask(row=row)["losses"] for row in rows]

@@ -53,7 +53,7 @@ async function losses(row) {
         {
             generateNext: {
                 options: {temperature: 1, topK: 0, topP: 1, minP: 0},
-                logits: {filter: {tokens: [row[i + 1]], includeMax: true}},
+                logits: {filter: {tokens: [row[i + 1]], includeTop: 1}},  // and the highest
                 totalLogitWeight: true
             }
         }
