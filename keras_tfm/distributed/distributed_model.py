@@ -93,6 +93,18 @@ class DistributedModel(keras.Model):
         if self.built and self.optimizer is not None:
             self.optimizer.build(self.trainable_variables)
 
+    def make_train_function(self, force: bool = False) -> None:
+        """Makes the function of a training step, which is then traced once.
+
+        TensorFlow traces a function twice if it makes variables, as a step does with an optimizer
+        that is not built.
+        """
+        optimizer, built = self.optimizer, [x.built for x in keras_internals.sublayers(self)]
+        if optimizer is not None and not optimizer.built and self.built and all(built):
+            with self.distribute_strategy.scope():
+                optimizer.build(self.trainable_variables)
+        super().make_train_function(force=force)
+
     def train_step(self, data: Tensors) -> dict[str, Tensors]:
         """One optimizer step on one batch."""
         if not self.trainable_variables:  # Keras warns

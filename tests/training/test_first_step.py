@@ -1,0 +1,67 @@
+"""A step of training is traced once: to trace it takes most of the time of a first step."""
+
+import keras
+import numpy as np
+import pytest
+from execution import tensorflow_only
+
+import keras_tfm
+
+pytestmark = tensorflow_only
+X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
+
+
+class Counted(keras_tfm.Model):
+    traces = 0
+
+    def train_step(self, data):
+        self.traces += 1
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+def test_it_is_traced_once(dtype):
+    x = keras.Input((3,))
+    model = Counted(x, keras.layers.Dense(2, dtype=dtype)(x))
+    model.compile("adam", "mse")
+    model.fit(X, Y, epochs=2, verbose=0)
+    assert model.traces == 1
+    assert int(model.optimizer.iterations) == 2
+
+
+def test_frozen_variables_have_no_moments():
+    """Frozen after `compile`, before the first step."""
+    x = keras.Input((3,))
+    first = keras.layers.Dense(5)
+    model = Counted(x, keras.layers.Dense(2)(first(x)))
+    model.compile("adam", "mse")
+    first.trainable = False
+    model.fit(X, Y, verbose=0)
+    shapes = [tuple(v.shape) for v in model.optimizer.variables if v.path.endswith("momentum")]
+    assert shapes == [(5, 2), (2,)]
+
+
+def test_layers_that_are_built_by_the_first_step_learn():
+    class Late(keras.layers.Layer):
+        """Its part is built when it is called, the layer itself before."""
+
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+            self.built = True
+
+        def compute_output_shape(self, shape):
+            return (*shape[:-1], 2)
+
+        def compute_output_spec(self, x):
+            return keras.KerasTensor(self.compute_output_shape(x.shape))
+
+        def call(self, x):
+            return self.dense(x)
+
+    x = keras.Input((3,))
+    model = Counted(x, Late()(x))
+    model.compile("adam", "mse")
+    assert not model.trainable_variables
+    history = model.fit(X, Y, epochs=3, verbose=0).history["loss"]
+    assert len(model.trainable_variables) == 2 and history[-1] < history[0]
