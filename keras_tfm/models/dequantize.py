@@ -16,7 +16,7 @@ import keras
 from keras import ops
 
 from keras_tfm.keras_internals import float_kernel, sublayers
-from keras_tfm.models.with_dtype import recreate
+from keras_tfm.models.with_dtype import has_adapters, recreate
 
 
 def is_quantized(model: keras.Model) -> bool:
@@ -35,7 +35,7 @@ def dequantize(model: keras.Model) -> keras.Model:
     _, copy = recreate(model, lambda layer, config: _plain(config), "without quantization")
     for old, new in zip(_leaves(model), _leaves(copy), strict=True):
         weights = [ops.convert_to_tensor(x) for x in old.weights]
-        if getattr(old, "quantization_mode", None) is not None or _has_adapters(old):
+        if getattr(old, "quantization_mode", None) is not None or has_adapters(old):
             if not isinstance(old, keras.layers.Dense):
                 raise ValueError(
                     f"{old.path} ({type(old).__name__}) is quantized by Keras, which has no way "
@@ -60,10 +60,6 @@ class _Own:
     def __init__(self, layer: Any):
         inner = {id(x) for y in sublayers(layer) for x in y.weights}
         self.weights = [x for x in layer.weights if id(x) not in inner]
-
-
-def _has_adapters(layer: Any) -> bool:
-    return bool(getattr(layer, "lora_enabled", False))
 
 
 def _plain(config: Any) -> Any:

@@ -65,7 +65,9 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
     finally:
         keras.config.set_dtype_policy(before)
     adapted = [
-        (x, y) for x, y in zip(sublayers(plain), sublayers(copy), strict=True) if _has_adapters(x)
+        (x, y)
+        for x, y in zip(sublayers(plain), sublayers(copy), strict=True)
+        if has_adapters(x) and x.quantization_mode is None
     ]
     adapters = {id(getattr(x, y)) for x, _ in adapted for y in ADAPTERS if hasattr(x, y)}
     weights = [x for x in model.weights if id(x) not in adapters]
@@ -118,9 +120,9 @@ def recreate(
     return plain, copy
 
 
-def _has_adapters(layer: keras.layers.Layer) -> bool:
-    """Whether a layer has LoRA adapters that can be added to its weights."""
-    return getattr(layer, "lora_enabled", False) and layer.quantization_mode is None
+def has_adapters(layer: keras.layers.Layer) -> bool:
+    """Whether a layer has LoRA adapters."""
+    return bool(getattr(layer, "lora_enabled", False))
 
 
 def _leaf_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:

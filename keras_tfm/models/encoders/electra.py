@@ -6,7 +6,7 @@ from keras import ops
 
 from keras_tfm.layers.types import Activation, Arguments, DType, Initializer, Tensor
 from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder
-from keras_tfm.models.heads.head_base import HeadBase
+from keras_tfm.models.heads.head_base import head_base
 from keras_tfm.models.identity import builder, head
 from keras_tfm.models.model import Model
 
@@ -111,7 +111,7 @@ def replaced_token_detection(
     >>> replaced_token_detection(model).output.shape
     (None, None)
     """
-    base = HeadBase(model, features, kernel_initializer, dtype)
+    base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.features)
     x = base.dense(x.shape[-1], "transform", base.argument("activation", None, "gelu"))(x)
     return Model(model.input, ops.squeeze(base.dense(1, "detector")(x), -1), name=model.name)

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.types import DType, Initializer, Tensor
-from keras_tfm.models.heads.head_base import HeadBase, checked_labels
+from keras_tfm.models.heads.head_base import checked_labels, head_base
 from keras_tfm.models.identity import head, tensors_of
 from keras_tfm.models.model import Model
 
@@ -36,7 +36,7 @@ def masked_msa(
     >>> masked_msa(model).output.shape
     (None, None, None, 24)
     """
-    base = HeadBase(model, None, kernel_initializer, dtype)
+    base = head_base(model, None, kernel_initializer, dtype)
     x = base.mark(_alignments(model, "alignment", "masked_msa"))
     vocabulary_size = base.argument("vocabulary_size", None, None)
     logits = base.dense(vocabulary_size, "masked_msa")(x)
@@ -77,7 +77,7 @@ def pair_classifier(
     """
     check_integer("num_classes", num_classes)
     labels = checked_labels(labels, num_classes)
-    base = HeadBase(model, None, kernel_initializer, dtype)
+    base = head_base(model, None, kernel_initializer, dtype)
     z = base.mark(_alignments(model, "pairs", "pair_classifier"), labels=labels)
     logits = base.dense(num_classes, "pair_classifier")(z)
     logits = logits + ops.transpose(logits, (0, 2, 1, 3))

@@ -8,7 +8,7 @@ import keras
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import LayerNormalization
 from keras_tfm.layers.types import DType, Initializer, Tensor
-from keras_tfm.models.heads.head_base import HeadBase, checked_labels
+from keras_tfm.models.heads.head_base import HeadBase, checked_labels, head_base
 from keras_tfm.models.heads.text_heads import masked_token_logits
 from keras_tfm.models.identity import head, tensors_of
 from keras_tfm.models.model import Model
@@ -52,7 +52,7 @@ def visual_question_answering(
     """
     check_integer("num_answers", num_answers)
     labels = checked_labels(labels, num_answers)
-    base = HeadBase(model, features, kernel_initializer, dtype)
+    base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.pool(), labels=labels)
     logits = _answers(base, x, num_answers, layer_norm_epsilon)
     return Model(model.input, logits, name=model.name)
@@ -113,7 +113,7 @@ def image_text_pretraining(
     check_integer("num_region_classes", num_region_classes)
     check_integer("num_region_attributes", num_region_attributes, optional=True)
     check_integer("num_answers", num_answers, optional=True)
-    base = HeadBase(model, None, kernel_initializer, dtype)
+    base = head_base(model, None, kernel_initializer, dtype)
     regions = tensors_of(model, "visual")
     if not regions:
         raise ValueError(

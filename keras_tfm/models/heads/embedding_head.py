@@ -6,7 +6,7 @@ import keras
 
 from keras_tfm.layers import SequencePooling
 from keras_tfm.layers.types import Activation, DType, Initializer, Tensor
-from keras_tfm.models.heads.head_base import HeadBase
+from keras_tfm.models.heads.head_base import head_base
 from keras_tfm.models.identity import head
 from keras_tfm.models.model import Model
 
@@ -61,7 +61,7 @@ def sentence_embedding(
         raise ValueError(f"default_prompt must be one of {list(prompts)}, got {default_prompt!r}")
     if activation is not None and projection_dim is None:
         raise ValueError(f"activation is for projection_dim=, got {activation!r} without it")
-    base = HeadBase(model, features, kernel_initializer, dtype)
+    base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.features, prompts=prompts)
     x = SequencePooling(pooling, dtype=base.dtype, name="pooling")(x)
     if projection_dim is not None:

@@ -83,14 +83,9 @@ class HeadBase:
             name=name,
         )
 
-    @property
-    def begins_with_transform(self) -> bool:
-        """Whether every head of the family begins with `transform`, as ModernBERT's do."""
-        return "head_activation" in self._arguments
-
     def begin(self, x: Tensor) -> Tensor:
         """The layers with which every head of the family begins, if any: (..., D) -> (..., D)."""
-        return self.transform(x, x.shape[-1], "transform") if self.begins_with_transform else x
+        return x
 
     def transform(
         self,
@@ -100,13 +95,20 @@ class HeadBase:
         activation: Activation | None = None,
         layer_norm_epsilon: float | None = None,
     ) -> Tensor:
-        """A dense layer of width `dim` with an activation, and a normalisation.
+        """A dense layer of width `dim` with an activation, and a normalisation."""
+        activation = self.argument("activation", activation, "gelu")
+        return self._transform(x, dim, name, activation, layer_norm_epsilon, use_bias=True)
 
-        They have biases, except in a family whose heads all begin with them, such as ModernBERT.
-        """
-        use_bias = not self.begins_with_transform
-        own = "activation" if use_bias else "head_activation"
-        x = self.dense(dim, name, self.argument(own, activation, "gelu"), use_bias)(x)
+    def _transform(
+        self,
+        x: Tensor,
+        dim: int,
+        name: str,
+        activation: Activation,
+        layer_norm_epsilon: float | None,
+        use_bias: bool,
+    ) -> Tensor:
+        x = self.dense(dim, name, activation, use_bias)(x)
         epsilon = self.argument("layer_norm_epsilon", layer_norm_epsilon, 1e-12)
         return LayerNormalization(
             epsilon=epsilon, center=use_bias, dtype=self.dtype, name=f"{name}_norm"
@@ -120,12 +122,19 @@ class HeadBase:
             rate = self.argument("pooler_dropout", None, 0.0)
             if rate:
                 x = Dropout(rate, dtype=self.dtype, name="pooler_dropout")(x)
-            if not self.begins_with_transform:
-                activation = self.argument("pooler_activation", None, "tanh")
-                x = self.dense(self.features.shape[-1], "pooler", activation)(x)
+            x = self._pooler(x)
             name = unused_name(self.model, "pooled_marker")
             self._pooled = Marker("pooled", dtype=self.dtype, name=name)(x)
         return self._pooled
+
+    def _pooler(self, x: Tensor) -> Tensor:
+        """The dense layer of a new pooler."""
+        activation = self.argument("pooler_activation", None, "tanh")
+        return self.dense(self.features.shape[-1], "pooler", activation)(x)
+
+    def has_classifier_bias(self, pooling: str) -> bool:
+        """Whether the last layer of a classifier of texts has a bias."""
+        return pooling == "first"
 
     def pool_tokens(self, mode: str) -> Tensor:
         """Symbolic vector (B, D) of the tokens that are not padding: "last" or "mean"."""
@@ -152,6 +161,49 @@ class HeadBase:
         """
         name = unused_name(self.model, "head_marker")
         return Marker("head", arguments=arguments, dtype=self.dtype, name=name)(x)
+
+
+class TransformingHead(HeadBase):
+    """Of a family whose heads all begin with a dense layer and a norm, without biases: ModernBERT.
+
+    They take the place of the pooler, and the activation is `head_activation` of the builder.
+    """
+
+    def begin(self, x: Tensor) -> Tensor:
+        """The layers with which every head of the family begins."""
+        return self.transform(x, x.shape[-1], "transform")
+
+    def transform(
+        self,
+        x: Tensor,
+        dim: int,
+        name: str,
+        activation: Activation | None = None,
+        layer_norm_epsilon: float | None = None,
+    ) -> Tensor:
+        """A dense layer of width `dim` with an activation, and a normalisation."""
+        activation = self.argument("head_activation", activation, "gelu")
+        return self._transform(x, dim, name, activation, layer_norm_epsilon, use_bias=False)
+
+    def has_classifier_bias(self, pooling: str) -> bool:
+        """Whether the last layer of a classifier of texts has a bias."""
+        return True
+
+    def _pooler(self, x: Tensor) -> Tensor:
+        return x
+
+
+def head_base(
+    model: keras.Model,
+    features: Tensor | str | None = None,
+    kernel_initializer: Initializer | None = None,
+    dtype: DType = None,
+) -> HeadBase:
+    """The base of a model's heads, by its family."""
+    marker = identity.features_marker(model) if features is None else None
+    transforms = marker is not None and "head_activation" in marker.identity.arguments
+    kind = TransformingHead if transforms else HeadBase
+    return kind(model, features, kernel_initializer, dtype)
 
 
 def _own_features(model: keras.Model) -> tuple[Tensor, Tensor | None]:

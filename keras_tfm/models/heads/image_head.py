@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.types import DType, Initializer, Tensor
-from keras_tfm.models.heads.head_base import HeadBase, checked_labels, token
+from keras_tfm.models.heads.head_base import checked_labels, head_base, token
 from keras_tfm.models.identity import head
 from keras_tfm.models.model import Model
 
@@ -57,7 +57,7 @@ def image_classifier(
     (None, 3)
     """
     labels = checked_labels(labels, num_classes)
-    base = HeadBase(model, features, kernel_initializer, dtype)
+    base = head_base(model, features, kernel_initializer, dtype)
     is_map = len(base.features.shape) == 4
     if pooling is None:
         pooling = "mean" if is_map else "first"

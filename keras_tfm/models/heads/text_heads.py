@@ -22,7 +22,7 @@ from keras import ops
 from keras_tfm.layers import OutputBias, TokenEmbedding
 from keras_tfm.layers.types import Activation, DType, Initializer, Tensor
 from keras_tfm.models.encoder_decoders.shifted_source import with_shifted_source
-from keras_tfm.models.heads.head_base import HeadBase, checked_labels, unused_name
+from keras_tfm.models.heads.head_base import HeadBase, checked_labels, head_base, unused_name
 from keras_tfm.models.identity import Marker, head, tensors_of
 from keras_tfm.models.model import Model
 
@@ -41,7 +41,7 @@ def backbone(model: keras.Model, features: Tensor | str | None = None) -> Model:
     >>> backbone(model).output.shape
     (None, None, 8)
     """
-    x = HeadBase(model, features).features
+    x = head_base(model, features).features
     return Model(model.input, x, name=model.name)
 
 
@@ -118,7 +118,7 @@ def masked_language_model(
     >>> masked_language_model(model).output.shape
     (None, None, 11)
     """
-    base = HeadBase(model, features, kernel_initializer, dtype)
+    base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.features)
     inputs = model.input
     if positions:
@@ -168,7 +168,7 @@ def next_sentence(
     >>> next_sentence(model).output.shape
     (None, 2)
     """
-    base = HeadBase(model, features, kernel_initializer, dtype)
+    base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.pool())
     return Model(model.input, base.dense(2, "next_sentence")(x), name=model.name)
 
@@ -214,13 +214,13 @@ def sequence_classifier(
     """
     labels = checked_labels(labels, num_classes)
     model = with_shifted_source(model) if features is None else model
-    base = HeadBase(model, features, kernel_initializer, dtype)
+    base = head_base(model, features, kernel_initializer, dtype)
     pooling = ("last" if base.is_causal else "first") if pooling is None else pooling
     if pooling not in ("first", "last", "mean"):
         raise ValueError(f"pooling must be 'first', 'last' or 'mean', got {pooling!r}")
     x = base.pool() if pooling == "first" else base.pool_tokens(pooling)
     x = base.mark(x, labels=labels, pooling=pooling)
-    use_bias = pooling == "first" or base.begins_with_transform
+    use_bias = base.has_classifier_bias(pooling)
     logits = base.classify(x, num_classes, dropout, use_bias=use_bias)
     return Model(model.input, logits, name=model.name)
 
@@ -252,7 +252,7 @@ def token_classifier(
     (None, None, 5)
     """
     labels = checked_labels(labels, num_classes)
-    base = HeadBase(model, features, kernel_initializer, dtype)
+    base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.features, labels=labels)
     return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)
 
@@ -282,7 +282,7 @@ def question_answering(
     {'start': (None, None), 'end': (None, None)}
     """
     model = with_shifted_source(model) if features is None else model
-    base = HeadBase(model, features, kernel_initializer, dtype)
+    base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.features)
     start, end = ops.unstack(base.dense(2, "span")(base.begin(x)), 2, axis=-1)
     return Model(model.input, {"start": start, "end": end}, name=model.name)
