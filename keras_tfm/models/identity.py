@@ -16,6 +16,7 @@ import keras
 
 from keras_tfm.keras_internals import nodes_in_order, producer
 from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.models.argument_texts import with_shared_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -191,8 +192,15 @@ for _name, _role in (
 
 
 def builder(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator of the function that builds a family: the model knows its name and arguments."""
-    return _recorder(function, IDENTITY_ROLES, _NOT_RECORDED)
+    """Decorator of the function that builds a family: the model knows its name and arguments.
+
+    The docstring is completed with the arguments that builders share, see `argument_texts`.
+    """
+    build = _recorder(function, IDENTITY_ROLES, _NOT_RECORDED)
+    if function.__doc__ is not None:  # with python -OO
+        names = list(inspect.signature(function).parameters)
+        build.__doc__ = with_shared_arguments(function.__doc__, names)
+    return build
 
 
 def head(function: Callable[P, R]) -> Callable[P, R]:

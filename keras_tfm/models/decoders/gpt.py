@@ -80,29 +80,8 @@ def gpt(
     windows in every second block, unscaled scores, and in attention only the bias of the output.
 
     Args:
-        vocabulary_size: int, number of token ids (V).
-        dim: int, width of the model (D).
-        num_layers: int, number of blocks.
-        num_heads: int, number of attention heads (H). Must divide `dim`.
-        intermediate_dim: int, inner width of the feed-forward networks (F).
         dropout: float, dropout rate after each sublayer.
-        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
-        embedding_dropout: float, dropout rate of the embeddings' sum. Default: `dropout`.
-        activation: str or function, activation of the feed-forward networks.
-        layer_norm_epsilon: float, epsilon of every normalisation.
-        normalize_first: bool, pre-norm blocks (True) or post-norm blocks (False).
         max_length: int, maximum number of positions.
-        tie_output: bool, whether the output layer shares the table of the token embedding.
-        scale_scores: bool, whether attention scores are divided by sqrt(K).
-        scale_scores_by_layer: bool, whether scores of block i (from 0) are also divided by i + 1.
-        windows: int, attend to that many last positions only; or a list with an int or None for
-            each block. Default: no windows.
-        attention_bias: bool, whether the attention's projections add a bias, or a list of those
-            that do: any of "query", "key", "value" and "output".
-        pad_id: int, id of padding tokens, which attention and pooling skip; -1 if it is no id of
-            the vocabulary. Default: no padding.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V).

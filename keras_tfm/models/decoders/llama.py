@@ -71,31 +71,7 @@ def llama(
     and keys.
 
     Args:
-        vocabulary_size: int, number of token ids (V).
-        dim: int, width of the model (D).
-        num_layers: int, number of blocks.
-        num_heads: int, number of attention heads (H).
-        intermediate_dim: int, inner width of the feed-forward networks (F).
-        num_key_value_heads: int, number of key and value heads. Must divide H. Default: H.
-        head_dim: int, width of a head. Default: D / H.
-        activation: str or function, activation of the feed-forward networks' gate.
-        rms_norm_epsilon: float, epsilon of every normalisation.
-        rope_theta: float, longest wavelength of the rotary positions divided by 2 pi.
-        rope_scaling: `layers.LinearScaling`, `Llama3Scaling` or `YaRNScaling`. Default: no
-            scaling.
-        windows: int, attend to that many last positions only; or a list with an int or None for
-            each block. Default: no windows.
-        attention_bias: bool, whether the attention's projections add a bias, or a list of those
-            that do: any of "query", "key", "value" and "output".
-        feed_forward_bias: bool, whether the feed-forward networks' layers add a bias.
         query_key_norm: bool, whether queries and keys are normalised, with `rms_norm_epsilon`.
-        attention_dropout: float, dropout rate of the attention weights.
-        tie_output: bool, whether the output layer shares the table of the token embedding.
-        max_length: int, number of positions in training. Stored, not enforced.
-        pad_id: int, id of padding tokens, which attention and pooling skip; -1 if it is no id of
-            the vocabulary. Default: no padding.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V).

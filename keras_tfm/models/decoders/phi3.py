@@ -47,15 +47,7 @@ def phi3(
     tokens were extended by LongRoPE.
 
     Args:
-        vocabulary_size: int, number of token ids (V).
-        dim: int, width of the model (D).
-        num_layers: int, number of blocks.
         num_heads: int, number of attention heads (H). Must divide D.
-        intermediate_dim: int, inner width of the feed-forward networks (F).
-        num_key_value_heads: int, number of key and value heads. Must divide H. Default: H.
-        activation: str or function, activation of the feed-forward networks' gate.
-        rms_norm_epsilon: float, epsilon of every normalisation.
-        rope_theta: float, longest wavelength of the rotary positions divided by 2 pi.
         rotary_dim: int, even, number of dimensions of a head that are rotated. Default: all.
         rope_scaling: `layers.LongRoPEScaling`. Default: no scaling.
         long_texts: bool, whether texts may exceed `rope_scaling.original_length` tokens, 4096 in
@@ -63,13 +55,6 @@ def phi3(
             ones. A checkpoint does not say it; `transformers` decides in each call.
         window: int, attend to that many last positions only. Default: no window.
         dropout: float, dropout rate after each sublayer.
-        attention_dropout: float, dropout rate of the attention weights.
-        tie_output: bool, whether the output layer shares the table of the token embedding.
-        max_length: int, number of positions in training. Stored, not enforced.
-        pad_id: int, id of padding tokens, which attention and pooling skip; -1 if it is no id of
-            the vocabulary. Default: no padding.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V).

@@ -52,32 +52,10 @@ def marian(
     not see it.
 
     Args:
-        vocabulary_size: int, number of token ids (V).
-        dim: int, width of the model (D).
-        num_layers: int, number of encoder blocks.
-        num_heads: int, number of attention heads of the encoder (H). Must divide `dim`.
-        intermediate_dim: int, inner width of the encoder's feed-forward networks (F).
-        num_decoder_layers: int, number of decoder blocks. Default: `num_layers`.
-        num_decoder_heads: int, attention heads of the decoder. Default: `num_heads`.
-        decoder_intermediate_dim: int, inner width of the decoder's feed-forward networks. Default:
-            `intermediate_dim`.
         target_vocabulary_size: int, number of target ids, with a table of their own. Default: one
             vocabulary and one table for source and target.
-        dropout: float, dropout rate after each sublayer and after the embeddings.
-        attention_dropout: float, dropout rate of the attention weights.
-        activation_dropout: float, dropout rate inside the feed-forward networks.
-        activation: str or function, activation of the feed-forward networks.
-        scale_embedding: bool, whether embedded tokens are multiplied by sqrt(D).
-        max_length: int, maximum number of tokens of source and target.
-        output_bias: bool, whether logits have a bias. It is not trained.
         pad_id: int, id of padding tokens. Default: the last id.
         start_id: int, the token with which a target starts. Default: `pad_id`.
-        end_id: int or list of int, the token at which a text ends.
-        forced_first_id: int, the first token after `start_id` in generated texts. Default: none.
-        forced_last_id: int or list of int, the last token of generated texts of the maximum length.
-            None: any token.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     `start_id`, `end_id` and the forced tokens do not change the model. They are kept in
     `model.arguments`, loaded and saved with a checkpoint.

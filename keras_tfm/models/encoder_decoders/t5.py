@@ -97,24 +97,17 @@ def t5(
 
     Args:
         vocabulary_size: int, number of token ids of source and target (V).
-        dim: int, width of the model (D).
-        num_layers: int, number of encoder blocks.
         num_heads: int, number of attention heads (H).
         intermediate_dim: int, inner width of the feed-forward networks (F).
-        num_decoder_layers: int, number of decoder blocks. Default: `num_layers`.
         head_dim: int, width of a head's queries and keys (K). Default: D / H.
         dropout: float, dropout rate after each sublayer, inside the feed-forward networks, of the
             attention weights, and before and after each stack.
         activation: str or function, activation of the feed-forward networks, or of their gates.
         gated: bool, gated feed-forward networks, as in version 1.1.
-        layer_norm_epsilon: float, epsilon of every normalisation.
         num_buckets: int, number of buckets of both position biases.
         max_distance: int, start of their last bucket.
-        tie_output: bool, whether the output layer shares the table of the token embedding.
         scale_output: bool, whether features are divided by sqrt(D) before the output layer.
             Default: `tie_output`.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `source` (B, S) and `target` (B, T), int32, to logits (B, T, V).

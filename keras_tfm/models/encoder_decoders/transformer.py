@@ -61,18 +61,13 @@ def transformer(
     Args:
         source_vocabulary_size: int, number of source ids.
         target_vocabulary_size: int, number of target ids (V). Default: `source_vocabulary_size`.
-        dim: int, width of the model (D).
         num_layers: int, number of blocks in the encoder, and in the decoder.
         num_heads: int, number of attention heads (H).
-        intermediate_dim: int, inner width of the feed-forward networks (F).
         dropout: float, dropout rate after each sublayer, of the sum of embedding and position, and
             of the attention weights.
-        activation: str or function, activation of the feed-forward networks.
         gated: bool, gated feed-forward networks; SwiGLU with activation "silu" (arXiv:2002.05202).
         position: `AttentionPosition`, the part of every self-attention, such as
             `RotaryEmbedding()`, used instead of adding sinusoidal positions to the embeddings.
-        layer_norm_epsilon: float, epsilon of every normalisation.
-        normalize_first: bool, pre-norm blocks (True) or post-norm blocks (False).
         final_norm: bool, one more normalisation after each stack. Default: `normalize_first`. The
             paper's post-norm model has none; `torch.nn.Transformer` always has it.
         share_embeddings: bool, one table for source, target and output, as in the paper. Default:
@@ -81,8 +76,6 @@ def transformer(
         head_dim: int, width of a head's queries and keys (K). Default: D / H.
         value_dim: int, width of a head's values. Default: `head_dim`.
         num_key_value_heads: int, number of key and value heads (G). Must divide H. Default: H.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `source` (B, S) and `target` (B, T), int32, to logits (B, T, V).

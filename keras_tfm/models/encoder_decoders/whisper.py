@@ -77,34 +77,19 @@ def whisper(
     with silence, as in the original; longer audio is an error.
 
     Args:
-        vocabulary_size: int, number of token ids (V).
-        dim: int, width of the model (D).
-        num_layers: int, number of encoder blocks.
-        num_heads: int, number of attention heads of the encoder (H). Must divide `dim`.
-        intermediate_dim: int, inner width of the encoder's feed-forward networks (F).
-        num_decoder_layers: int, number of decoder blocks. Default: `num_layers`.
-        num_decoder_heads: int, attention heads of the decoder. Default: `num_heads`.
-        decoder_intermediate_dim: int, inner width of the decoder's feed-forward networks. Default:
-            `intermediate_dim`.
         num_mels: int, number of mel bands (M).
         max_source_length: int, number of positions of the encoder (S), 20 ms or 320 samples each:
             1500 are 30 seconds. A model of short commands is faster with fewer.
         max_length: int, maximum number of tokens of a target.
         audio: bool, whether the input is audio (True), or features that were computed before.
-        dropout: float, dropout rate after each sublayer and after the embeddings.
-        attention_dropout: float, dropout rate of the attention weights.
-        activation_dropout: float, dropout rate inside the feed-forward networks.
         activation: str or function, activation of the feed-forward networks. That of the
             convolutions is GELU.
         pad_id: int, id of padding tokens, behind the end of a target. Default: 0.
         start_id: int, the first token of a target, "<|startoftranscript|>".
-        end_id: int or list of int, the token at which a text ends.
         suppressed_ids: list of int, tokens that are never generated.
         suppressed_first_ids: list of int, tokens that are not generated first.
         no_timestamps_id: int, the token "<|notimestamps|>". The ids behind it are timestamps,
             20 ms apart.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     The ids from `start_id` on do not change the model. They are kept in `model.arguments`, and
     loaded and saved with a checkpoint.

@@ -39,22 +39,11 @@ def albert(
     One block is called `num_layers` times, and embeddings have a width of their own.
 
     Args:
-        vocabulary_size: int, number of token ids (V).
-        dim: int, width of the model (D).
         num_layers: int, number of calls of the one block.
-        num_heads: int, number of attention heads (H). Must divide `dim`.
         intermediate_dim: int, inner width of the feed-forward network (F).
         embedding_dim: int, width of the embeddings, which a dense layer projects to `dim`.
-        dropout: float, dropout rate after each sublayer and after the embeddings.
-        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
         activation: str or function, activation of the feed-forward network.
-        layer_norm_epsilon: float, epsilon of every normalisation.
         max_length: int, maximum number of tokens.
-        num_segments: int, number of segments (token types).
-        segments: bool, whether the model has the input `segments`.
-        pooler: bool, whether the model has the output "pooled".
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `tokens` (B, T) and `segments` (B, T), int32, to a dict of

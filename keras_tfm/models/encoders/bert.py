@@ -42,22 +42,9 @@ def bert(
     `sequence_classifier`, `token_classifier` or `question_answering`.
 
     Args:
-        vocabulary_size: int, number of token ids (V).
-        dim: int, width of the model (D).
-        num_layers: int, number of blocks.
-        num_heads: int, number of attention heads (H). Must divide `dim`.
-        intermediate_dim: int, inner width of the feed-forward networks (F).
-        dropout: float, dropout rate after each sublayer and after the embeddings.
-        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
-        activation: str or function, activation of the feed-forward networks.
-        layer_norm_epsilon: float, epsilon of every normalisation.
         max_length: int, maximum number of positions.
-        num_segments: int, number of segments (token types).
         segments: bool, whether the model has the input `segments`. Without it all tokens belong to
             segment 0, for single texts. The weights are the same in both cases.
-        pooler: bool, whether the model has the output "pooled".
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `tokens` (B, T) and, with `segments=True`, `segments` (B, T), both

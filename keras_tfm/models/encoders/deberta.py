@@ -58,17 +58,7 @@ def deberta(
     contents and relative positions take the place of absolute positions. There is no pooler.
 
     Args:
-        vocabulary_size: int, number of token ids (V).
-        dim: int, width of the model (D).
-        num_layers: int, number of blocks.
-        num_heads: int, number of attention heads (H). Must divide `dim`.
-        intermediate_dim: int, inner width of the feed-forward networks (F).
-        embedding_dim: int, width of the embeddings, which a dense layer projects to `dim` if it is
-            another. Default: `dim`.
         dropout: float, dropout rate after each sublayer, after the embeddings, and of the table.
-        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
-        activation: str or function, activation of the feed-forward networks.
-        layer_norm_epsilon: float, epsilon of every normalisation.
         max_length: int, maximum number of tokens with `absolute_positions`; any number without.
         absolute_positions: bool, whether learned absolute positions are added to the embeddings.
         num_buckets: int, number of buckets of each direction. None: one for each distance.
@@ -87,8 +77,6 @@ def deberta(
         pooler_activation: activation of the dense layer that `sequence_classifier` puts on the
             first token.
         pooler_dropout: float, dropout rate before that layer.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `tokens` (B, T) and, with `num_segments`, `segments` (B, T), int32,

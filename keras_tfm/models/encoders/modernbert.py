@@ -54,26 +54,16 @@ def modernbert(
     first on; the others see half a window to each side.
 
     Args:
-        vocabulary_size: int, number of token ids (V).
-        dim: int, width of the model (D).
-        num_layers: int, number of blocks.
         num_heads: int, number of attention heads (H). Must divide `dim`.
-        intermediate_dim: int, inner width of the feed-forward networks (F).
         embedding_dropout: float, dropout rate after the embeddings.
         attention_dropout: float, dropout rate of the attention weights and of attention's output.
-        activation_dropout: float, dropout rate inside the feed-forward networks.
-        activation: str or function, activation of the feed-forward networks' gate.
         head_activation: str or function, activation of the dense layer with which heads begin.
-        layer_norm_epsilon: float, epsilon of every normalisation.
         window: int, number of neighbours that a token sees in a local block, half on each side.
         global_every: int, every block whose number it divides is global, the first included.
         rope_theta: float, longest wavelength of the rotary positions divided by 2 pi, in global
             blocks.
         local_rope_theta: float, likewise in local blocks.
-        max_length: int, number of positions in training. Stored, not enforced.
         pad_id: int, id of padding tokens.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to features (B, T, D).

@@ -65,22 +65,11 @@ def dalle(
         image_vocabulary_size: int, number of codes.
         text_length: int, number of positions of the text (N).
         grid: int or (height, width), number of codes.
-        dim: int, width of the model (D).
-        num_layers: int, number of blocks.
-        num_heads: int, number of attention heads (H). Must divide `dim`.
-        intermediate_dim: int, inner width of the feed-forward networks (F).
         dropout: float, dropout rate after each sublayer.
-        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
-        embedding_dropout: float, dropout rate of the embeddings' sum. Default: `dropout`.
-        activation: str or function, activation of the feed-forward networks.
-        layer_norm_epsilon: float, epsilon of every normalisation.
         masks: list of str, the mask of each block: "row", "column", "convolution", or None for
             all codes before. Default: those of the paper: column in each fourth block from the
             second on, convolution in the last, row in the others.
         kernel_size: int, odd, width of the convolution's neighbourhood.
-        tie_output: bool, whether the output layer shares the table of the token embedding.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V) of the next token, with

@@ -48,15 +48,12 @@ def dvae_encoder(
     labels of masked image modelling. `argmax` over the last axis gives the codes.
 
     Args:
-        image_size: int or (height, width) of the images, in pixels. None: images of any size.
         vocabulary_size: int, number of codes (V).
         dim: int, channels of the first group; each further group has twice as many.
         num_groups: int, number of groups. A cell of the grid is 2^(num_groups - 1) pixels wide.
         num_blocks: int, number of residual blocks of each group.
         image_mean, image_std: list of float, mean and standard deviation of each channel, for
             values from 0 to 1. Their length is the number of channels (C).
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `pixels` (B, height, width, C), values from 0 to 255, to logits
@@ -115,7 +112,6 @@ def dvae_decoder(
         image_size: int or (height, width) of the images, in pixels: multiples of a cell's width.
         vocabulary_size, num_groups, num_blocks: as in `dvae_encoder`.
         dim: int, channels of the last group; each group before has twice as many.
-        code_dim: int, width of the codes' vectors.
         image_mean, image_std, name, dtype: as in `dvae_encoder`.
 
     Returns:
@@ -169,7 +165,6 @@ def dvae(
     Args:
         image_size: int or (height, width) of the images, in pixels: multiples of a cell's width.
         vocabulary_size, dim, num_groups, num_blocks: as in `dvae_encoder`.
-        code_dim: int, width of the codes' vectors.
         temperature: float, initial temperature of the Gumbel-softmax, see `layers.GumbelSoftmax`.
         straight_through: bool, whether training decodes one code per cell instead of a mixture.
         image_mean, image_std: as in `dvae_encoder`. Normalised pixels must be within 0 and 1.

@@ -76,10 +76,8 @@ def evoformer(
     texts, such as `token_classifier`, take the target's features.
 
     Args:
-        vocabulary_size: int, number of token ids (V).
         dim: int, width of the alignment's features (D).
         pair_dim: int, width of the pairs' features (E).
-        num_layers: int, number of blocks.
         num_heads: int, number of heads of row and column attention. Must divide `dim`.
         num_pair_heads: int, number of heads of triangle attention. Must divide `pair_dim`.
         outer_dim: int, width of the factors of the outer product mean.
@@ -104,9 +102,6 @@ def evoformer(
         num_extra_sequences: int, number of extra sequences (R). None: any number.
         rematerialize: bool, whether the backward pass recomputes each half of a block, of which
             only the result is kept (`keras.RematScope`). A model that is loaded keeps everything.
-        layer_norm_epsilon: float, epsilon of every normalisation.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from a dict of `tokens` (B, S, N), int32, and, where the arguments ask

@@ -50,21 +50,9 @@ def image_gpt(
 
     Args:
         vocabulary_size: int, number of colours, the ids that are generated (V).
-        dim: int, width of the model (D).
-        num_layers: int, number of blocks.
-        num_heads: int, number of attention heads (H). Must divide `dim`.
-        intermediate_dim: int, inner width of the feed-forward networks (F).
         dropout: float, dropout rate after each sublayer.
-        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
-        embedding_dropout: float, dropout rate of the embeddings' sum. Default: `dropout`.
-        activation: str or function, activation of the feed-forward networks.
-        rms_norm_epsilon: float, epsilon of every normalisation.
         max_length: int, number of positions: that of an image's pixels, since the last pixel is
             generated, but not read.
-        scale_scores: bool, whether attention scores are divided by sqrt(K).
-        scale_scores_by_layer: bool, whether scores of block i (from 0) are also divided by i + 1.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `tokens` (B, T), int32, 0 to V, to logits (B, T, V).

@@ -51,25 +51,12 @@ def lxmert(
     `visual_question_answering`, `masked_language_model` and `next_sentence`.
 
     Args:
-        vocabulary_size: int, number of token ids (V).
         dim: int, width of both streams (D).
         num_layers: int, number of blocks of the language encoder.
         num_visual_layers: int, number of blocks of the object-relationship encoder; may be 0.
         num_cross_layers: int, number of blocks of the cross-modality encoder.
-        num_heads: int, number of attention heads (H). Must divide `dim`.
-        intermediate_dim: int, inner width of the feed-forward networks (F).
-        dropout: float, dropout rate after each sublayer and after the embeddings.
-        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
-        activation: str or function, activation of the feed-forward networks.
-        layer_norm_epsilon: float, epsilon of every normalisation.
         max_length: int, maximum number of positions of a text.
-        num_segments: int, number of segments (token types).
-        segments: bool, whether the model has the input `segments`.
-        region_dim: int, width of the features of a region (C).
         num_regions: int, number of regions of an image (N). None: any number.
-        region_mask: bool, whether the model has the input `region_mask`.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from a dict of `tokens` (B, T), int32; with `segments=True`, `segments`

@@ -73,7 +73,6 @@ def vilbert(
     image belong together), `visual_question_answering` or `sequence_classifier`.
 
     Args:
-        vocabulary_size: int, number of token ids (V).
         dim: int, width of the text stream (D).
         num_layers: int, number of blocks of the text stream.
         num_heads: int, number of attention heads of the text stream. Must divide `dim`.
@@ -91,18 +90,9 @@ def vilbert(
         fusion: str, how the pooled vectors of both streams are combined: "product" or "sum".
         dropout: float, dropout rate after each sublayer, after the embeddings, and of the fused
             vector.
-        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
-        activation: str or function, activation of the feed-forward networks.
-        layer_norm_epsilon: float, epsilon of every normalisation.
         max_length: int, maximum number of positions of a text.
-        num_segments: int, number of segments (token types).
-        segments: bool, whether the model has the input `segments`.
-        region_dim: int, width of the features of a region (C).
         num_regions: int, number of regions of an image (N), the first one included. None: any
             number.
-        region_mask: bool, whether the model has the input `region_mask`.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model with the inputs of `lxmert`. The outputs are a dict of "features"

@@ -58,8 +58,6 @@ def clip(
 
     Args:
         image_size: int or (height, width) of the images, in pixels.
-        patch_size: int or (height, width) of a patch, in pixels.
-        vocabulary_size: int, number of token ids (V).
         max_length: int, maximum number of tokens of a text, the end token included.
         end_id: int, id of the end token. None: the largest id of each row.
         projection_dim: int, width of the embeddings of both encoders (E). The encoders may have
@@ -70,7 +68,6 @@ def clip(
         logit_scale: float, the initial logarithm of the scale, the inverse of the temperature.
         image_mean, image_std: list of float, mean and standard deviation of each channel, for
             values from 0 to 1. Their length is the number of channels (C).
-        name: str, the model's name.
         dtype: dtype or dtype policy of every layer. Default: the global policy. Embeddings and
             scale are float32.
 

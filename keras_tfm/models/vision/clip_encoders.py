@@ -54,22 +54,11 @@ def clip_image(
 
     Args:
         image_size: int or (height, width) of the images, in pixels.
-        patch_size: int or (height, width) of a patch, in pixels.
         dim: int, width of the encoder (D).
-        num_layers: int, number of blocks.
-        num_heads: int, number of attention heads (H). Must divide `dim`.
-        intermediate_dim: int, inner width of the feed-forward networks (F).
-        projection_dim: int, width of the embedding (E). None: no projection.
-        dropout: float, dropout rate after each sublayer and after the embeddings.
-        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
-        activation: str or function, activation of the feed-forward networks.
-        layer_norm_epsilon: float, epsilon of every normalisation.
         position_size: int or (height, width), image size to which the position table belongs; for
             other images it is interpolated. Default: `image_size`.
         image_mean, image_std: list of float, mean and standard deviation of each channel, for
             values from 0 to 1. Their length is the number of channels (C).
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `pixels` (B, height, width, C), values from 0 to 255, to embeddings
@@ -126,21 +115,10 @@ def clip_text(
     divided by their Euclidean norm. Any id may follow the end token: it changes nothing.
 
     Args:
-        vocabulary_size: int, number of token ids (V).
         dim: int, width of the encoder (D).
-        num_layers: int, number of blocks.
-        num_heads: int, number of attention heads (H). Must divide `dim`.
-        intermediate_dim: int, inner width of the feed-forward networks (F).
-        projection_dim: int, width of the embedding (E). None: no projection.
         max_length: int, maximum number of tokens of a text, the end token included.
         end_id: int, id of the end token. None: the largest id of each row, see
             `layers.EndTokenPooling`.
-        dropout: float, dropout rate after each sublayer and after the embeddings.
-        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
-        activation: str or function, activation of the feed-forward networks.
-        layer_norm_epsilon: float, epsilon of every normalisation.
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to embeddings (B, E) of length 1. Without a

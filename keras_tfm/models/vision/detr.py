@@ -66,16 +66,12 @@ def detr(
         num_classes: int, number of classes of objects (C), without "no object".
         num_queries: int, largest number of objects in an image (N).
         dim: int, width of encoder and decoder (D), a multiple of 4.
-        num_layers: int, number of encoder blocks.
-        num_decoder_layers: int, number of decoder blocks. Default: `num_layers`.
         num_heads: int, number of attention heads (H). Must divide `dim`.
         num_decoder_heads: int, that of the decoder. Default: `num_heads`.
         intermediate_dim: int, inner width of the feed-forward networks (F).
         decoder_intermediate_dim: int, that of the decoder. Default: `intermediate_dim`.
         dropout: float, dropout rate after each sublayer.
         attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
-        activation_dropout: float, dropout rate inside the feed-forward networks.
-        activation: str or function, activation of the feed-forward networks.
         backbone: dict, the arguments `stem_dim`, `dims`, `depths` and `bottleneck` of `resnet`.
             Default: those of ResNet-50.
         frozen_batch_norm: bool, whether the backbone's batch normalisations are constants in
@@ -85,7 +81,6 @@ def detr(
         labels: list of C class names, kept by `save_huggingface` and written to exported files.
         image_mean, image_std: list of float, mean and standard deviation of each channel, for
             values from 0 to 1. Their length is the number of channels.
-        name: str, the model's name.
         dtype: dtype or dtype policy of every layer. Default: the global policy. The last layer of
             the boxes is float32.
 

@@ -48,7 +48,6 @@ def resnet(
     to 255 in training and an exported file takes uint8 pixels.
 
     Args:
-        image_size: int or (height, width) of the images, in pixels. None: images of any size.
         stem_dim: int, channels of the first convolution.
         dims: list of int, channels of each stage. Every stage but the first halves the size.
         depths: list of int, number of blocks of each stage.
@@ -58,8 +57,6 @@ def resnet(
             DETR: they use their moving statistics, and nothing in them is trained.
         image_mean, image_std: list of float, mean and standard deviation of each channel, for
             values from 0 to 1. Their length is the number of channels (C).
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `pixels` (B, height, width, C), values from 0 to 255, to features

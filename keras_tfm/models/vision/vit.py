@@ -76,19 +76,9 @@ def vit(
     and an exported file takes uint8 pixels.
 
     Args:
-        image_size: int or (height, width) of the images, in pixels. None: images of any size.
-        patch_size: int or (height, width) of a patch, in pixels.
-        dim: int, width of the model (D).
-        num_layers: int, number of blocks.
-        num_heads: int, number of attention heads (H). Must divide `dim`.
-        intermediate_dim: int, inner width of the feed-forward networks (F).
-        dropout: float, dropout rate after each sublayer and after the embeddings.
-        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
         drop_path: float, rate at which the last block's sublayers are skipped in training; it grows
             linearly from 0 in the first block (stochastic depth, arXiv:1603.09382).
-        activation: str or function, activation of the feed-forward networks.
         gated: bool, whether the feed-forward networks are gated, with "silu" SwiGLU.
-        layer_norm_epsilon: float, epsilon of every normalisation.
         layer_scale: float, initial value of a learned scale of each sublayer's output
             (arXiv:2103.17239). Default: no such scale.
         attention_bias: bool, whether queries, keys and values have a bias.
@@ -101,8 +91,6 @@ def vit(
         pooler: bool, whether there is an output "pooled".
         image_mean, image_std: list of float, mean and standard deviation of each channel, for
             values from 0 to 1. Their length is the number of channels (C).
-        name: str, the model's name.
-        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `pixels` (B, height, width, C), values from 0 to 255, to features
