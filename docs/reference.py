@@ -191,7 +191,10 @@ def signature(thing: Any, path: str) -> str:
         function = next(own, thing)
         if not getattr(function, "__module__", "").startswith("keras_tfm"):
             function = thing
+    kind = getattr(function, "arguments_class", None)
     try:
+        if kind is not None:
+            raise TypeError("the arguments are those of a dataclass")
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
         assert isinstance(tree, ast.FunctionDef)
         arguments = list(source_arguments(tree.args))
@@ -200,6 +203,13 @@ def signature(thing: Any, path: str) -> str:
         arguments = [str(x) for x in inspect.signature(function).parameters.values()]
         arguments = [re.sub(r"keras_tfm\.[\w.]+\.(\w+)", r"\1", x) for x in arguments]
         returns = ""
+    if kind is not None:
+        types = annotations_of(kind)
+        arguments = [
+            f"{x.name}: {types[x.name]}" + ("" if x.default is x.empty else f" = {x.default!r}")
+            for x in inspect.signature(function).parameters.values()
+        ]
+        returns = " -> Model"
     if inspect.isclass(thing):
         returns = ""
     arguments = [re.sub(r"'([^'\"]*)'", r'"\1"', argument) for argument in arguments]
@@ -208,6 +218,16 @@ def signature(thing: Any, path: str) -> str:
         inner = "".join(f"    {argument},\n" for argument in arguments)
         line = f"{name}(\n{inner}){returns}"
     return f"```python\n{line}\n```"
+
+
+def annotations_of(kind: type) -> dict[str, str]:
+    """The types of a dataclass's fields, as they stand in the source."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        for x in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
+            if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name):
+                found[x.target.id] = ast.unparse(x.annotation)
+    return found
 
 
 def source_arguments(arguments: ast.arguments) -> Iterator[str]:

@@ -239,7 +239,10 @@ def _is_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def _make_functional(cls: type) -> None:
     """Makes a subclass functional that calls `super().__init__(inputs, outputs)`.
 
-    As Keras does with subclasses of `keras.Model`, but `Model` itself stays as it is.
+    As Keras does with subclasses of `keras.Model`, but `Model` itself stays as it is. Whether a
+    subclass is functional is known only when its `__init__` calls this one. An instance of another
+    class than that of the call would have another type than the user's, and could not be pickled
+    or loaded by its name; a `Model` that is always functional could not be subclassed with `call`.
     """
     for base in cls.__bases__:
         if base is not Model and issubclass(base, Model):

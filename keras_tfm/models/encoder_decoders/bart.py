@@ -1,11 +1,10 @@
 """BART: "Denoising Sequence-to-Sequence Pre-training" (arXiv:1910.13461)."""
 
-from collections.abc import Sequence
-
-from keras_tfm.layers.types import Activation, Arguments, DType
-from keras_tfm.models.encoder_decoders.encoder_decoder import EncoderDecoder
+from keras_tfm.layers.types import Arguments
+from keras_tfm.models.encoder_decoders.encoder_decoder import EncoderDecoderArguments
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
+from keras_tfm.models.shared_arguments import with_arguments
 
 # Section 4.1 of the paper, and the released checkpoints. bart(50265, **SIZES["base"]).
 SIZES: dict[str, Arguments] = {
@@ -15,30 +14,8 @@ SIZES: dict[str, Arguments] = {
 
 
 @builder
-def bart(
-    vocabulary_size: int,
-    dim: int = 1024,
-    num_layers: int = 12,
-    num_heads: int = 16,
-    intermediate_dim: int = 4096,
-    num_decoder_layers: int | None = None,
-    num_decoder_heads: int | None = None,
-    decoder_intermediate_dim: int | None = None,
-    dropout: float = 0.1,
-    attention_dropout: float = 0.0,
-    activation_dropout: float = 0.0,
-    activation: Activation = "gelu",
-    scale_embedding: bool = False,
-    max_length: int = 1024,
-    output_bias: bool = True,
-    pad_id: int = 1,
-    start_id: int | None = 2,
-    end_id: int | Sequence[int] = 2,
-    forced_first_id: int | None = None,
-    forced_last_id: int | Sequence[int] | None = 2,
-    name: str = "bart",
-    dtype: DType = None,
-) -> Model:
+@with_arguments(EncoderDecoderArguments)
+def bart(arguments: EncoderDecoderArguments) -> Model:
     """BART, a post-norm encoder-decoder with learned positions, from token ids to logits.
 
     It differs from the original Transformer in its learned positions, whose table starts with two
@@ -65,13 +42,4 @@ def bart(
     >>> generate(model, [[0, 4, 5, 2]], max_length=5, start_id=2, end_id=2).tokens.shape
     (1, 5)
     """
-    parts = EncoderDecoder(
-        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
-        intermediate_dim=intermediate_dim, num_decoder_layers=num_decoder_layers,
-        num_decoder_heads=num_decoder_heads, decoder_intermediate_dim=decoder_intermediate_dim,
-        dropout=dropout, attention_dropout=attention_dropout, activation_dropout=activation_dropout,
-        activation=activation, scale_embedding=scale_embedding, max_length=max_length,
-        output_bias=output_bias, pad_id=pad_id, start_id=start_id, learned_positions=True,
-        embedding_norm=True, dtype=dtype,
-    )  # fmt: skip
-    return parts.build(name)
+    return arguments.build(learned_positions=True, embedding_norm=True)

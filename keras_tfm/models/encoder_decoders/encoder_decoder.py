@@ -113,6 +113,59 @@ class Blocks:
         )
 
 
+@dataclass(frozen=True)
+class EncoderDecoderArguments:
+    """The arguments of `bart` and its relatives, with BART's defaults."""
+
+    vocabulary_size: int
+    dim: int = 1024
+    num_layers: int = 12
+    num_heads: int = 16
+    intermediate_dim: int = 4096
+    num_decoder_layers: int | None = None
+    num_decoder_heads: int | None = None
+    decoder_intermediate_dim: int | None = None
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    activation: Activation = "gelu"
+    scale_embedding: bool = False
+    max_length: int = 1024
+    output_bias: bool = True
+    pad_id: int = 1
+    start_id: int | None = 2
+    end_id: int | Sequence[int] = 2
+    forced_first_id: int | None = None
+    forced_last_id: int | Sequence[int] | None = 2
+    name: str = "bart"
+    dtype: DType = None
+
+    def build(
+        self,
+        normalize_first: bool = False,
+        learned_positions: bool = False,
+        embedding_norm: bool = False,
+        target_vocabulary_size: int | None = None,
+    ) -> Model:
+        """The model; see `EncoderDecoder` for the arguments.
+
+        It has no part of `end_id` and the forced tokens, which are recorded.
+        """
+        parts = EncoderDecoder(
+            vocabulary_size=self.vocabulary_size, dim=self.dim, num_layers=self.num_layers,
+            num_heads=self.num_heads, intermediate_dim=self.intermediate_dim,
+            num_decoder_layers=self.num_decoder_layers, num_decoder_heads=self.num_decoder_heads,
+            decoder_intermediate_dim=self.decoder_intermediate_dim, dropout=self.dropout,
+            attention_dropout=self.attention_dropout, activation_dropout=self.activation_dropout,
+            activation=self.activation, scale_embedding=self.scale_embedding,
+            max_length=self.max_length, output_bias=self.output_bias, pad_id=self.pad_id,
+            start_id=self.start_id, normalize_first=normalize_first,
+            learned_positions=learned_positions, embedding_norm=embedding_norm,
+            target_vocabulary_size=target_vocabulary_size, dtype=self.dtype,
+        )  # fmt: skip
+        return parts.build(self.name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoder(Blocks):
     """The parts of a model, by the arguments of its builder, see `bart`.

@@ -1,11 +1,13 @@
 """Marian: the translation models of "OPUS-MT" (Tiedemann and Thottingal, EAMT 2020)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from keras_tfm.layers.types import Activation, Arguments, DType
-from keras_tfm.models.encoder_decoders.encoder_decoder import EncoderDecoder
+from keras_tfm.layers.types import Activation, Arguments
+from keras_tfm.models.encoder_decoders.encoder_decoder import EncoderDecoderArguments
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
+from keras_tfm.models.shared_arguments import with_arguments
 
 # The configurations of the released models "opus-mt-..." and "opus-mt-tc-big-...".
 # marian(58101, **SIZES["base"]).
@@ -18,32 +20,28 @@ SIZES: dict[str, Arguments] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class MarianArguments(EncoderDecoderArguments):
+    """The arguments of `marian`, with its defaults."""
+
+    dim: int = 512
+    num_layers: int = 6
+    num_heads: int = 8
+    intermediate_dim: int = 2048
+    activation: Activation = "silu"
+    scale_embedding: bool = True
+    max_length: int = 512
+    pad_id: int | None = None  # type: ignore[assignment]  # `marian` replaces None
+    start_id: int | None = None
+    end_id: int | Sequence[int] = 0
+    forced_last_id: int | Sequence[int] | None = 0
+    name: str = "marian"
+    target_vocabulary_size: int | None = None
+
+
 @builder
-def marian(
-    vocabulary_size: int,
-    dim: int = 512,
-    num_layers: int = 6,
-    num_heads: int = 8,
-    intermediate_dim: int = 2048,
-    num_decoder_layers: int | None = None,
-    num_decoder_heads: int | None = None,
-    decoder_intermediate_dim: int | None = None,
-    target_vocabulary_size: int | None = None,
-    dropout: float = 0.1,
-    attention_dropout: float = 0.0,
-    activation_dropout: float = 0.0,
-    activation: Activation = "silu",
-    scale_embedding: bool = True,
-    max_length: int = 512,
-    output_bias: bool = True,
-    pad_id: int | None = None,
-    start_id: int | None = None,
-    end_id: int | Sequence[int] = 0,
-    forced_first_id: int | None = None,
-    forced_last_id: int | Sequence[int] | None = 0,
-    name: str = "marian",
-    dtype: DType = None,
-) -> Model:
+@with_arguments(MarianArguments)
+def marian(arguments: MarianArguments) -> Model:
     """Marian's translation model, from token ids to logits.
 
     It differs from the original Transformer in its positions, sines first, and in a constant bias
@@ -76,15 +74,7 @@ def marian(
     >>> generate(model, [[4, 5, 0]], max_length=5, start_id=10, end_id=0).tokens.shape
     (1, 5)
     """
-    pad_id = vocabulary_size - 1 if pad_id is None else pad_id
-    start_id = pad_id if start_id is None else start_id
-    parts = EncoderDecoder(
-        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
-        intermediate_dim=intermediate_dim, num_decoder_layers=num_decoder_layers,
-        num_decoder_heads=num_decoder_heads, decoder_intermediate_dim=decoder_intermediate_dim,
-        dropout=dropout, attention_dropout=attention_dropout, activation_dropout=activation_dropout,
-        activation=activation, scale_embedding=scale_embedding, max_length=max_length,
-        output_bias=output_bias, pad_id=pad_id, start_id=start_id,
-        target_vocabulary_size=target_vocabulary_size, dtype=dtype,
-    )  # fmt: skip
-    return parts.build(name)
+    pad_id = arguments.vocabulary_size - 1 if arguments.pad_id is None else arguments.pad_id
+    start_id = pad_id if arguments.start_id is None else arguments.start_id
+    arguments = replace(arguments, pad_id=pad_id, start_id=start_id)
+    return arguments.build(target_vocabulary_size=arguments.target_vocabulary_size)

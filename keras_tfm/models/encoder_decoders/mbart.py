@@ -1,11 +1,10 @@
 """mBART: "Multilingual Denoising Pre-training" (arXiv:2001.08210), and mBART-50."""
 
-from collections.abc import Sequence
-
-from keras_tfm.layers.types import Activation, Arguments, DType
-from keras_tfm.models.encoder_decoders.encoder_decoder import EncoderDecoder
+from keras_tfm.layers.types import Arguments
+from keras_tfm.models.encoder_decoders.encoder_decoder import EncoderDecoderArguments
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
+from keras_tfm.models.shared_arguments import with_arguments
 
 # Section 2.2 of the paper; released for 25 languages (250,027 ids) and for 50 (250,054 ids,
 # arXiv:2008.00401). mbart(250027, **SIZES["large"]).
@@ -15,30 +14,8 @@ SIZES: dict[str, Arguments] = {
 
 
 @builder
-def mbart(
-    vocabulary_size: int,
-    dim: int = 1024,
-    num_layers: int = 12,
-    num_heads: int = 16,
-    intermediate_dim: int = 4096,
-    num_decoder_layers: int | None = None,
-    num_decoder_heads: int | None = None,
-    decoder_intermediate_dim: int | None = None,
-    dropout: float = 0.1,
-    attention_dropout: float = 0.0,
-    activation_dropout: float = 0.0,
-    activation: Activation = "gelu",
-    scale_embedding: bool = True,
-    max_length: int = 1024,
-    output_bias: bool = True,
-    pad_id: int = 1,
-    start_id: int | None = None,
-    end_id: int | Sequence[int] = 2,
-    forced_first_id: int | None = None,
-    forced_last_id: int | Sequence[int] | None = 2,
-    name: str = "mbart",
-    dtype: DType = None,
-) -> Model:
+@with_arguments(EncoderDecoderArguments, scale_embedding=True, start_id=None, name="mbart")
+def mbart(arguments: EncoderDecoderArguments) -> Model:
     """mBART, a pre-norm BART for many languages, from token ids to logits.
 
     It differs from `bart` in its pre-norm blocks, in one more normalisation after each stack, and
@@ -69,13 +46,4 @@ def mbart(
     >>> generate(model, [[4, 5, 2, 9]], max_length=5, start_id=language, end_id=2).tokens.shape
     (1, 5)
     """
-    parts = EncoderDecoder(
-        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
-        intermediate_dim=intermediate_dim, num_decoder_layers=num_decoder_layers,
-        num_decoder_heads=num_decoder_heads, decoder_intermediate_dim=decoder_intermediate_dim,
-        dropout=dropout, attention_dropout=attention_dropout, activation_dropout=activation_dropout,
-        activation=activation, scale_embedding=scale_embedding, max_length=max_length,
-        output_bias=output_bias, pad_id=pad_id, start_id=start_id, normalize_first=True,
-        learned_positions=True, embedding_norm=True, dtype=dtype,
-    )  # fmt: skip
-    return parts.build(name)
+    return arguments.build(normalize_first=True, learned_positions=True, embedding_norm=True)

@@ -1,0 +1,60 @@
+"""Builders of related families whose arguments are one dataclass.
+
+Example:
+
+>>> from dataclasses import dataclass
+>>> from keras_tfm.models.shared_arguments import with_arguments
+>>> @dataclass(frozen=True)
+... class Sizes:
+...     dim: int
+...     num_layers: int = 12
+>>> @with_arguments(Sizes, num_layers=6)
+... def area(arguments: Sizes) -> int:
+...     return arguments.dim * arguments.num_layers
+>>> area(2), area(2, num_layers=3)
+(12, 6)
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+def with_arguments(
+    kind: Callable[P, A], **defaults: Any
+) -> Callable[[Callable[[A], R]], Callable[P, R]]:
+    """Decorator of a function of a dataclass: it takes the arguments of the dataclass instead.
+
+    Type checkers and `inspect.signature` see these arguments, with their types.
+
+    Args:
+        kind: the dataclass.
+        defaults: values of the arguments in place of those of the dataclass.
+    """
+    shared = inspect.signature(kind)
+    unknown = set(defaults) - set(shared.parameters)
+    if unknown:
+        raise ValueError(f"defaults must be of {list(shared.parameters)}, got {sorted(unknown)}")
+    parameters = [
+        x.replace(default=defaults.get(name, x.default)) for name, x in shared.parameters.items()
+    ]
+
+    def decorate(function: Callable[[A], R]) -> Callable[P, R]:
+        result = inspect.signature(function).return_annotation
+        signature = shared.replace(parameters=parameters, return_annotation=result)
+
+        @functools.wraps(function)
+        def build(*args: P.args, **kwargs: P.kwargs) -> R:
+            call = signature.bind(*args, **kwargs)
+            call.apply_defaults()
+            return function(kind(*call.args, **call.kwargs))
+
+        vars(build).update(__signature__=signature, arguments_class=kind)
+        return build
+
+    return decorate
