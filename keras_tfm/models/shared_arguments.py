@@ -17,6 +17,7 @@ Example:
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -50,9 +51,15 @@ def with_arguments(
 
         @functools.wraps(function)
         def build(*args: P.args, **kwargs: P.kwargs) -> R:
-            call = signature.bind(*args, **kwargs)
-            call.apply_defaults()
-            return function(kind(*call.args, **call.kwargs))
+            by_place = list(signature.parameters)[: len(args)]
+            others = {name: x for name, x in defaults.items() if name not in by_place}
+            given: Any = {**others, **kwargs}
+            try:
+                arguments = kind(*args, **given)
+            except TypeError as error:  # names the dataclass
+                message = re.sub(r"^\w+\.__init__", function.__name__, str(error))
+                raise TypeError(message) from None
+            return function(arguments)
 
         vars(build).update(__signature__=signature, arguments_class=kind)
         return build

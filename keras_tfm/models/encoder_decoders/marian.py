@@ -1,9 +1,8 @@
 """Marian: the translation models of "OPUS-MT" (Tiedemann and Thottingal, EAMT 2020)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from keras_tfm.layers.types import Activation, Arguments
+from keras_tfm.layers.types import Arguments
 from keras_tfm.models.encoder_decoders.encoder_decoder import EncoderDecoderArguments
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
@@ -22,25 +21,17 @@ SIZES: dict[str, Arguments] = {
 
 @dataclass(frozen=True)
 class MarianArguments(EncoderDecoderArguments):
-    """The arguments of `marian`, with its defaults."""
+    """The arguments of `marian`."""
 
-    dim: int = 512
-    num_layers: int = 6
-    num_heads: int = 8
-    intermediate_dim: int = 2048
-    activation: Activation = "silu"
-    scale_embedding: bool = True
-    max_length: int = 512
     pad_id: int | None = None  # type: ignore[assignment]  # `marian` replaces None
-    start_id: int | None = None
-    end_id: int | Sequence[int] = 0
-    forced_last_id: int | Sequence[int] | None = 0
-    name: str = "marian"
     target_vocabulary_size: int | None = None
 
 
 @builder
-@with_arguments(MarianArguments)
+@with_arguments(
+    MarianArguments, dim=512, num_layers=6, num_heads=8, intermediate_dim=2048, activation="silu",
+    scale_embedding=True, max_length=512, start_id=None, end_id=0, forced_last_id=0, name="marian",
+)  # fmt: skip
 def marian(arguments: MarianArguments) -> Model:
     """Marian's translation model, from token ids to logits.
 
