@@ -19,6 +19,8 @@ from keras_tfm.matmul_precision import full_precision, product_rounding
 
 # The tokens of a step, at most: its scores against all cached keys must fit in memory.
 _CHUNK = 1024
+# Of more numbers, some tell the median.
+_SAMPLE = 1 << 20
 # Relative rounding of products up to which single logits can be compared: float32, not TF32.
 _EXACT = 1e-5
 # The RMS difference of a step from the full pass, in units of what rounding the layer's inputs once
@@ -70,10 +72,7 @@ def check_stepping(
     if any("float16" in str(layer.compute_dtype) for layer in model.layers):  # and bfloat16
         tolerance = max(tolerance, 5e-2)
     with full_precision():
-        whole, steps = _both(stepped, inputs, length)
-        if not all(np.isfinite(y).any() and not np.isnan(y).any() for y in whole):
-            raise ValueError(f"{model.name} cannot be stepped: its outputs are NaN or not finite")
-        if all(_agree(y, parts, tolerance) for y, parts in zip(whole, steps, strict=True)):
+        if _agree(stepped, inputs, length, tolerance):
             checked.add(key)
             return
         rounding = _rounding(model)
@@ -127,10 +126,11 @@ def _array(x: Tensor) -> np.ndarray:
     return ops.convert_to_numpy(ops.cast(x, "float32"))
 
 
-def _both(
-    stepped: SteppedModel, inputs: dict[str, Tensor], length: int
-) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
-    """Each output of the full pass, and of every step."""
+def _agree(stepped: SteppedModel, inputs: dict[str, Tensor], length: int, tolerance: float) -> bool:
+    """Whether the outputs of the full pass and of the steps are equal.
+
+    Those of a step are compared at once: a language model's logits take more memory than a block.
+    """
 
     def outputs(encoded: dict[str, Tensor], tokens: Tensor) -> list[np.ndarray]:
         # Equal blocks can all be stepped if the first one can.
@@ -139,19 +139,26 @@ def _both(
             for y in keras.tree.flatten(stepped.step(encoded, tokens, call=FirstOfEqual().call))
         ]
 
-    steps, cache = [], None
+    name, cache, agree = stepped.model.name, None, True
     try:
         encoded = stepped.encode(inputs)
         tokens = inputs[stepped.target]
         whole = outputs(encoded, tokens)
+        sizes = [_size(y) for y in whole]
         for start, end in _chunks(length):
             with DecodingScope(cache, position=start, length=length) as scope:
-                steps.append(outputs(encoded, tokens[:, start:end]))
+                parts = outputs(encoded, tokens[:, start:end])
             cache = scope.cache
+            agree = agree and all(
+                _is_part(part, y, start, end, tolerance, size)
+                for part, y, size in zip(parts, whole, sizes, strict=True)
+            )
     except Exception as error:
-        message = f"{stepped.model.name} cannot be stepped: {_first_line(error)}"
+        message = f"{name} cannot be stepped: {_first_line(error)}"
         raise ValueError(message + keras_hub_hint(stepped.model)) from error
-    return whole, [list(parts) for parts in zip(*steps, strict=True)]
+    if not all(np.isfinite(y).any() and not np.isnan(y).any() for y in whole):
+        raise ValueError(f"{name} cannot be stepped: its outputs are NaN or not finite")
+    return agree
 
 
 def _first_line(error: Exception) -> str:
@@ -172,22 +179,23 @@ def _chunks(length: int) -> Iterator[tuple[int, int]]:
     return itertools.pairwise(ends)
 
 
-def _agree(whole: np.ndarray, steps: list[np.ndarray], tolerance: float) -> bool:
-    """Whether no number of the steps (B, n, ...) differs from the whole (B, T, ...)."""
-    if any(step.ndim < 2 for step in steps):
+def _is_part(
+    part: np.ndarray, whole: np.ndarray, start: int, end: int, tolerance: float, size: float
+) -> bool:
+    """Whether no number of a step (B, n, ...) differs from those of the full pass (B, T, ...)."""
+    if part.ndim < 2 or whole.ndim < 2 or part.shape != whole[:, start:end].shape:
         return False
-    same = [step.shape[:1] + step.shape[2:] for step in steps]
-    if any(shape != whole.shape[:1] + whole.shape[2:] for shape in same):
-        return False
-    together = np.concatenate(steps, axis=1)
-    if together.shape != whole.shape:
-        return False
-    return bool((_differences(whole, together, _size(whole)) <= tolerance).all())
+    # One position at a time: a copy of all logits is large.
+    return all(
+        bool((_differences(whole[:, start + i], part[:, i], size) <= tolerance).all())
+        for i in range(end - start)
+    )
 
 
 def _size(whole: np.ndarray) -> float:
-    """The median size of the numbers that are finite and not 0."""
-    size = np.abs(whole[np.isfinite(whole) & (whole != 0)])
+    """The median size of the numbers that are finite and not 0; of logits, of some of them."""
+    some = whole.reshape(-1)[:: 1 + whole.size // _SAMPLE]
+    size = np.abs(some[np.isfinite(some) & (some != 0)])
     return float(np.median(size)) if size.size else 0.0
 
 

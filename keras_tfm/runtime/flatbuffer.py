@@ -7,7 +7,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -397,7 +397,7 @@ def weight_uses(model: Table) -> Iterator[WeightUse]:
                 yield WeightUse(graph, operator, name, tensor)
 
 
-def called(operator: Table) -> dict[tuple[str, str], int]:
+def called_subgraphs(operator: Table) -> dict[tuple[str, str], int]:
     """The subgraphs that an operator calls, as the body of a WHILE, by field and option."""
     return {
         (field, key): number
@@ -414,8 +414,48 @@ def reachable(model: Table, graphs: Iterable[int]) -> set[int]:
         number = waiting.pop()
         if number not in found:
             found.add(number)
-            waiting += (x for y in model.subgraphs[number].operators for x in called(y).values())
+            waiting += (
+                x for y in model.subgraphs[number].operators for x in called_subgraphs(y).values()
+            )
     return found
+
+
+def merge(models: Sequence[Table]) -> Table:
+    """One file with the signatures of several, each converted on its own: the first, changed.
+
+    A graph gets the name of its signature, as in a file of several signatures that the converter
+    writes.
+    """
+    if len(models) > 1:
+        for model in models:
+            for signature in model.signatureDefs:
+                model.subgraphs[signature.subgraphIndex].name = signature.signatureKey
+    result, *others = models
+    for model in others:
+        codes = [_shared_code(result, code) for code in model.operatorCodes]
+        graphs, buffers = len(result.subgraphs), len(result.buffers)
+        for graph in model.subgraphs:
+            for tensor in graph.tensors:
+                tensor.buffer += buffers if tensor.buffer else 0  # 0 is the empty buffer
+            for operator in graph.operators:
+                operator.opcodeIndex = codes[operator.opcodeIndex]
+                for (field, key), number in called_subgraphs(operator).items():
+                    setattr(getattr(operator, field), key, number + graphs)
+        for signature in model.signatureDefs:
+            signature.subgraphIndex += graphs
+        result.subgraphs += model.subgraphs
+        result.buffers += model.buffers
+        result.signatureDefs += model.signatureDefs
+    return result
+
+
+def _shared_code(model: Table, code: Table) -> int:
+    """The index of an operator code in a model, added if it is missing."""
+    for index, known in enumerate(model.operatorCodes):
+        if vars(known) == vars(code):
+            return index
+    model.operatorCodes.append(code)
+    return len(model.operatorCodes) - 1
 
 
 class FloatWeights(Mapping[int, np.ndarray]):

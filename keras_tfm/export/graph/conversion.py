@@ -1,5 +1,6 @@
 """Converts a model's signatures to the bytes of a .tflite file, and describes them."""
 
+import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_tfm import atomic_files
@@ -148,45 +150,75 @@ def _convert(
 ) -> ModelT:
     """`convert`, of graphs that are traced with `stand_ins`; None: int8_full needs the weights."""
     of_text = any(signature.is_of_text for signature in signatures)
+    # The converter keeps the weights of every graph in memory, in 8 bits or 32.
+    groups = [[x] for x in signatures] if stand_ins and not of_text else [signatures]
     with atomic_files.temporary_folder() as folder:
-        saved = folder / "saved_model"
-        _log.info("tracing %s", ", ".join(signature.name for signature in signatures))
         scope = nullcontext() if stand_ins is None else stand_ins.tracing()
         with new_traces(), quantization.tracing(), scope:
-            write_saved_model(model, signatures, saved)
+            for number, group in enumerate(groups):
+                _log.info("tracing %s", ", ".join(signature.name for signature in group))
+                write_saved_model(model, group, folder / str(number))
 
         def run_converter(set_up: Callable[[tf.lite.TFLiteConverter], None]) -> ModelT:
-            converter = tf.lite.TFLiteConverter.from_saved_model(
-                str(saved), signature_keys=[signature.name for signature in signatures]
-            )
-            converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-            converter.allow_custom_ops = custom or of_text
-            if custom:
-                converter.target_spec.supported_ops.append(tf.lite.OpsSet.SELECT_TF_OPS)
-            set_up(converter)
-            if stand_ins:
-                # Large constants become FILL, and products with them stay apart: `fill` folds both.
-                converter._experimental_unfold_large_splat_constant = True
-                converter._experimental_disable_fuse_mul_and_fc = True
-                # Else the converter reads and writes the file three times more, in Python.
-                converter._experimental_use_buffer_offset = True
-            try:
-                converted = flatbuffer.read(converter.convert())
-            except Exception as error:  # several types; the message has the whole graph
-                failure = error
-            else:
+            converted, datas = [], dict[bytes, np.ndarray]()
+            for number, group in enumerate(groups):
+                names = [signature.name for signature in group]
+                _log.info("converting %s", ", ".join(names))
+                converter = tf.lite.TFLiteConverter.from_saved_model(
+                    str(folder / str(number)), signature_keys=names
+                )
+                converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+                converter.allow_custom_ops = custom or of_text
+                if custom:
+                    converter.target_spec.supported_ops.append(tf.lite.OpsSet.SELECT_TF_OPS)
+                set_up(converter)
                 if stand_ins:
-                    stand_ins.fill(converted)
-                return converted
-            lacking = _lacking(str(failure), model)
-            if lacking:
-                raise ValueError(
-                    f"{model.name} cannot be converted: LiteRT has no {', '.join(lacking)}"
-                ) from None
-            raise ValueError(f"{model.name} cannot be converted: {_reason(failure)}") from failure
+                    # Large constants become FILL, and products with them stay apart: `fill` folds
+                    # both.
+                    converter._experimental_unfold_large_splat_constant = True
+                    converter._experimental_disable_fuse_mul_and_fc = True
+                    # Else the converter reads and writes the file three times more, in Python.
+                    converter._experimental_use_buffer_offset = True
+                converted.append(flatbuffer.read(_run(converter, model)))
+                if len(groups) > 1:
+                    _share(converted[-1], datas)
+            result = flatbuffer.merge(converted)
+            if stand_ins:
+                stand_ins.fill(result)
+            return result
 
-        _log.info("converting")
         return quantization.apply(run_converter)
+
+
+def _share(model: ModelT, datas: dict[bytes, np.ndarray]) -> None:
+    """Keeps equal arrays of several files once, and no other bytes of the files."""
+    waiting = [model]
+    while waiting:
+        table = waiting.pop()
+        for name, value in vars(table).items():
+            if isinstance(value, np.ndarray):
+                key = hashlib.sha256(np.ascontiguousarray(value).data).digest()
+                if key not in datas or datas[key].dtype != value.dtype:
+                    datas[key] = value.copy()
+                setattr(table, name, datas[key])
+            elif isinstance(value, list):
+                waiting += [x for x in value if hasattr(x, "__dict__")]
+            elif hasattr(value, "__dict__"):
+                waiting.append(value)
+
+
+def _run(converter: tf.lite.TFLiteConverter, model: keras.Model) -> bytes:
+    """The converted file; an error names what LiteRT lacks, and the layers of the model."""
+    try:
+        return bytes(converter.convert())
+    except Exception as error:  # several types; the message has the whole graph
+        failure = error
+    lacking = _lacking(str(failure), model)
+    if lacking:
+        raise ValueError(
+            f"{model.name} cannot be converted: LiteRT has no {', '.join(lacking)}"
+        ) from None
+    raise ValueError(f"{model.name} cannot be converted: {_reason(failure)}") from failure
 
 
 def _lacking(text: str, model: keras.Model) -> list[str]:

@@ -5,7 +5,6 @@ costs it nothing, so the graph is traced with such a number in place of each wei
 converted file, the number (in int8, the scale) tells which weight a constant stands for.
 """
 
-import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -78,7 +77,8 @@ class StandIn:
         graph = tf.compat.v1.get_default_graph()
         self.signed = self.signed or graph
         if self.signs is None or self.signed is not graph:
-            return tf.fill(self.shape, tf.constant(self.number, tf.float32))
+            # One number in the graph; the converter would compute a `tf.fill`.
+            return tf.constant(self.number, tf.float32, self.shape)
         return tf.constant(self.signs * np.float32(self.number))
 
     def values(self) -> np.ndarray:
@@ -214,15 +214,6 @@ class StandIns:
             UnplacedError: a stand-in is not in the file as it was in the graph.
         """
         _Filling(model, [*self._made.values()], self._vectors).run()
-        _share(model)
-
-
-def _share(model: ModelT) -> None:
-    """Stores equal constants once: every signature has its own, if the converter does not."""
-    datas: dict[bytes, np.ndarray] = {}
-    for buffer in model.buffers:
-        if isinstance(buffer.data, np.ndarray):
-            buffer.data = datas.setdefault(hashlib.sha256(buffer.data.data).digest(), buffer.data)
 
 
 def _is_oblong(shape: tuple[int, ...]) -> bool:
@@ -408,9 +399,10 @@ class _Filling:
         numbers = {x.number: x for x in self._stand_ins}
         result = []
         for graph in self._model.subgraphs:
-            for tensor in graph.tensors:
+            used = {int(i) for operator in graph.operators for i in operator.inputs}
+            for index, tensor in enumerate(graph.tensors):
                 data = self._data(tensor)
-                if id(tensor) in self._places or data is None:
+                if id(tensor) in self._places or data is None or index not in used:
                     continue
                 number, scale = 0.0, tensor.quantization and tensor.quantization.scale
                 if tensor.type == self._schema.TensorType.FLOAT32:

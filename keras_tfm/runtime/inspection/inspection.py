@@ -286,7 +286,7 @@ def _with_main(model: Table, index: int) -> Table:
 def _renumber(operator: Table, numbers: Mapping[int, int]) -> Table:
     """The operator, where the subgraphs that it calls have other numbers."""
     changed = copy.copy(operator)
-    for (field, key), number in flatbuffer.called(operator).items():
+    for (field, key), number in flatbuffer.called_subgraphs(operator).items():
         options = copy.copy(getattr(changed, field))
         setattr(options, key, numbers.get(number, number))
         setattr(changed, field, options)
