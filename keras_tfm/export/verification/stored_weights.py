@@ -92,14 +92,17 @@ class _Arrangement(NamedTuple):
     Attributes:
         weight: its number.
         columns: those of its last axis.
-        outer: int, the number of its first axes that are rows; 0: all values are one row.
+        outer: int, the number of its first axes that are rows; 0: its values are in the order of
+            the file, in rows of any width, and have no factors.
         is_transposed: bool, whether rows are columns in the file.
+        width: int, the last axis in the file.
     """
 
     weight: int
     columns: slice
     outer: int
     is_transposed: bool
+    width: int
 
 
 class ModelWeights:
@@ -129,10 +132,10 @@ class ModelWeights:
     def __init__(self, arrays: Sequence[np.ndarray | keras.Variable]):
         self._arrays = [x for x in arrays if len(x.shape) > 1]
         self._vectors = [_array(x, "float64") for x in arrays if len(x.shape) == 1]
-        # By the number of a weight and the size of what it is compared with: its arrangements of
-        # this size, with their shapes and a few of their rows and columns.
+        # By the number of a weight, and the size and the last axis of what it is compared with: its
+        # arrangements of this size, with their shapes and a few of their rows and columns.
         self._known: dict[
-            tuple[int, int], list[tuple[_Arrangement, tuple[int, int], np.ndarray]]
+            tuple[int, int, int], list[tuple[_Arrangement, tuple[int, int], np.ndarray]]
         ] = {}
 
     def find(self, stored: Stored) -> Unrounded:
@@ -156,9 +159,11 @@ class ModelWeights:
                     places = np.unravel_index(_grid(shape), stored.shape)
                     values, step = stored.read(places)
                     sampled[shape] = values, _HALF * step + slack
-                if not _may_fit(*sampled[shape], few):
+                if not _may_fit(*sampled[shape], few, arrangement.outer > 0):
                     continue
-                found = self._scale(stored, slack, self._load(arrangement))
+                matrix = self._load(arrangement)
+                found = self._scale(stored, slack, matrix, arrangement.outer > 0)
+                del matrix
                 if found is None:
                     continue
                 factor, spread = found
@@ -181,10 +186,10 @@ class ModelWeights:
         self, number: int, shape: tuple[int, ...], stored: Stored
     ) -> list[tuple[_Arrangement, tuple[int, int], np.ndarray]]:
         """The arrangements of a weight that have the size of a weight of the file."""
-        key = number, stored.size
+        key = number, stored.size, stored.shape[-1]
         if key not in self._known:
             found = [
-                _Arrangement(number, columns, outer, is_transposed)
+                _Arrangement(number, columns, outer, is_transposed, stored.shape[-1])
                 for columns in _parts(shape, stored.size)
                 for outer in range(len(shape))
                 for is_transposed in ((False, True) if outer else (False,))
@@ -199,7 +204,7 @@ class ModelWeights:
         return self._known[key]
 
     def _scale(
-        self, stored: Stored, slack: float, matrix: np.ndarray
+        self, stored: Stored, slack: float, matrix: np.ndarray, has_factors: bool
     ) -> tuple[np.ndarray | float, np.ndarray] | None:
         """The factor by which a matrix rounds to a weight of a file, and its uncertainty.
 
@@ -211,7 +216,7 @@ class ModelWeights:
             for rows, values, step in stored.blocks(width)
         ):
             return 1.0, np.zeros(1)
-        if height == 1:  # one value per column: factors would fit anything
+        if height == 1 or not has_factors:  # of one value per column, factors would fit anything
             return None
         # Where the model's value is nearly zero, any factor fits, and the file's must be zero, too.
         limit = 1e-7 * max(
@@ -335,6 +340,8 @@ def _array(weight: np.ndarray | keras.Variable, dtype: str) -> np.ndarray:
 
 
 def _arrange(array: np.ndarray, arrangement: _Arrangement) -> np.ndarray:
+    if not arrangement.outer:
+        return array.reshape(-1, arrangement.width)
     matrix = array.reshape(math.prod(array.shape[: arrangement.outer]), -1)
     return matrix.T if arrangement.is_transposed else matrix
 
@@ -357,11 +364,11 @@ def _part(array: np.ndarray | float, rows: slice, values: np.ndarray) -> np.ndar
     return array[rows] if array.ndim == 2 and len(array) > 1 else array
 
 
-def _may_fit(values: np.ndarray, half: np.ndarray, few: np.ndarray) -> bool:
+def _may_fit(values: np.ndarray, half: np.ndarray, few: np.ndarray, has_factors: bool) -> bool:
     """Whether a few rows and columns of a weight and of the model are equal up to a factor."""
     if np.all(np.abs(values - few) <= half):
         return True
-    if len(few) == 1:
+    if len(few) == 1 or not has_factors:
         return False
     between = _bounds(values, half, few, 1e-7 * float(np.abs(few).max(initial=0.0)))
     if between is None:
