@@ -11,7 +11,7 @@ _BYTES = {"float32": 4.0, "float16": 2.0, "int8": 1.0, "int8_full": 1.0, "int4":
 _GIGABYTE = 1e9
 
 
-def needed(parameters: int, quantization: str, verify: bool) -> float:
+def memory_needed(parameters: int, quantization: str, verify: bool) -> float:
     """About how many bytes an export needs beside the model.
 
     The file, mapped, and XNNPACK's copy of its weights; with verification, instead, the file's
@@ -22,8 +22,8 @@ def needed(parameters: int, quantization: str, verify: bool) -> float:
         quantization: the preset.
         verify: bool, whether the file is verified.
 
-    >>> from keras_tfm.export.memory import needed
-    >>> needed(600_000_000, "int8", verify=False) / 1e9, needed(600_000_000, "int8", True) / 1e9
+    >>> from keras_tfm.export.memory import memory_needed
+    >>> memory_needed(600_000_000, "int8", verify=False) / 1e9, memory_needed(600_000_000, "int8", True) / 1e9
     (1.2, 3.0)
     """
     file = parameters * _BYTES[quantization]
@@ -45,7 +45,7 @@ def available() -> float | None:
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
     ):
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+        with contextlib.suppress(OSError, ValueError):  # "max" is not a number
             left = int((group / most).read_text()) - int((group / used).read_text())
             folder = (group / most).parent
             lines = (folder / "memory.stat").read_text().splitlines()
@@ -62,9 +62,9 @@ def warn_if_short(model: keras.Model, quantization: str, verify: bool) -> None:
         model: functional `keras.Model`, or a `ModelGroup`.
         quantization, verify: as in `export_tflite`.
     """
-    need, left = needed(model.count_params(), quantization, verify), available()
+    need, left = memory_needed(model.count_params(), quantization, verify), available()
     if left is not None and left < need:
-        less = needed(model.count_params(), quantization, verify=False)
+        less = memory_needed(model.count_params(), quantization, verify=False)
         advice = f"; verify=False needs about {less / _GIGABYTE:.2g} GB" if less < need else ""
         warnings.warn(
             f"exporting {model.name} needs about {need / _GIGABYTE:.2g} GB of memory beside the "

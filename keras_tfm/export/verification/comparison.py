@@ -61,7 +61,7 @@ class ModelOutputs:
 
     @property
     def is_large(self) -> bool:
-        """Whether the model has so many weights that few rows and steps are compared."""
+        """Whether few rows and steps are compared, since the model has many weights."""
         return self.model.count_params() > self.LARGE
 
     @functools.cached_property

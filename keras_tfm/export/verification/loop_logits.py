@@ -147,16 +147,16 @@ class LoopLogits:
         types = {x: name.lower() for name, x in vars(self._schema.TensorType).items()}
         tensors = self._model.subgraphs[signature.subgraphIndex].tensors
 
-        def described(x: TensorMapT) -> tuple[str, Tensor]:
+        def description(x: TensorMapT) -> tuple[str, Tensor]:
             tensor = tensors[x.tensorIndex]
             shape = [] if tensor.shape is None else list(map(int, tensor.shape))
             return x.name.decode(), Tensor(shape=shape, dtype=types[tensor.type])
 
         inputs = {
             name: Input(shape=x.shape, dtype=x.dtype, kind="input", padded=False)
-            for name, x in map(described, signature.inputs)
+            for name, x in map(description, signature.inputs)
         }
-        return Predict(inputs=inputs, outputs=dict(map(described, signature.outputs)))
+        return Predict(inputs=inputs, outputs=dict(map(description, signature.outputs)))
 
     def _constant(self, graph: SubGraphT, index: int) -> np.ndarray | None:
         """The value of a tensor that is a dequantised weight; None for any other tensor."""

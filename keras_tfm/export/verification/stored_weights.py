@@ -198,7 +198,7 @@ class ModelWeights:
             self._known[key] = []
             for x in found:
                 matrix = _arrange(array[..., x.columns], x)
-                rows, columns = (_strided(n) for n in matrix.shape)
+                rows, columns = (_sample(n) for n in matrix.shape)
                 few = matrix[np.ix_(rows, columns)]
                 self._known[key].append((x, matrix.shape, few))
         return self._known[key]
@@ -346,13 +346,13 @@ def _arrange(array: np.ndarray, arrangement: _Arrangement) -> np.ndarray:
     return matrix.T if arrangement.is_transposed else matrix
 
 
-def _strided(count: int) -> np.ndarray:
+def _sample(count: int) -> np.ndarray:
     return np.arange(0, count, max(1, count // _TRIED))
 
 
 def _grid(shape: tuple[int, int]) -> np.ndarray:
     """The positions of a few rows and columns of a matrix, as in its values in one row."""
-    rows, columns = map(_strided, shape)
+    rows, columns = map(_sample, shape)
     return rows[:, np.newaxis] * shape[1] + columns
 
 
