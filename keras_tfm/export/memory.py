@@ -23,8 +23,8 @@ def memory_needed(parameters: int, quantization: str, verify: bool) -> float:
         verify: bool, whether the file is verified.
 
     >>> from keras_tfm.export.memory import memory_needed
-    >>> memory_needed(600_000_000, "int8", verify=False) / 1e9, memory_needed(600_000_000, "int8", True) / 1e9
-    (1.2, 3.0)
+    >>> [memory_needed(600_000_000, "int8", verify) / 1e9 for verify in (False, True)]
+    [1.2, 3.0]
     """
     file = parameters * _BYTES[quantization]
     return max(2 * file, file + 4 * parameters if verify else 0)

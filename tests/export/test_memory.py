@@ -79,9 +79,11 @@ def test_a_disk_that_fills_during_the_export(share, exported, tmp_path, monkeypa
 
 def test_too_little_memory_is_said_before_the_conversion(tmp_path, monkeypatch):
     model = decoder_only(num_layers=1)
-    need = memory.needed(model.count_params(), "int8", verify=True)
+    need = memory.memory_needed(model.count_params(), "int8", verify=True)
     assert need == 5 * model.count_params()
-    assert memory.needed(model.count_params(), "int8", verify=False) == 2 * model.count_params()
+    assert (
+        memory.memory_needed(model.count_params(), "int8", verify=False) == 2 * model.count_params()
+    )
     monkeypatch.setattr(memory, "available", lambda: need - 1)
 
     def stop(*arguments, **options):
