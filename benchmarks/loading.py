@@ -1,13 +1,14 @@
-"""Seconds and memory from a Hugging Face folder to the first token in Keras.
+"""Seconds and memory from a Hugging Face folder to the first token in Keras, or to a file.
 
     python benchmarks/loading.py                              # random weights of Qwen3-0.6B's shape
     python benchmarks/loading.py smollm2-135m --dtype bfloat16
     python benchmarks/loading.py --folder FOLDER
+    python benchmarks/loading.py --export int8 --no-verify    # a file with prefill and decode
     PYTHONPATH=another/tree python benchmarks/loading.py      # with another version of keras_tfm
 
 A new process imports Keras and the library, loads the folder (bfloat16 weights, in the page cache)
-and generates one token after a prompt of eight. After each stage it reports CPU seconds of all
-threads, wall seconds, the peak of the resident memory, and the anonymous part now.
+and generates one token after a prompt of eight, or exports the model. After each stage it reports CPU
+seconds of all threads, wall seconds, the peak of the resident memory, and the anonymous part now.
 """
 
 import argparse
@@ -90,14 +91,29 @@ def report(stage: str, start: float) -> None:
     )
 
 
-def measure(folder: Path, dtype: str) -> None:
-    """Loads a folder and generates a token."""
+def measure(folder: Path, dtype: str, quantization: str | None, verify: bool) -> None:
+    """Loads a folder, and generates a token or exports the model."""
     start = time.perf_counter()
     from keras_tfm import checkpoints, generation
 
     report("import", start)
     model = checkpoints.load_huggingface(folder, dtype=dtype)
     report("load", start)
+    if quantization is not None:
+        from keras_tfm.export import export_tflite
+
+        sizes = {"prompt_length": 64, "max_length": 256, "end_id": 2}
+        written = export_tflite(
+            model,
+            folder / "model.tflite",
+            ["prefill", "decode"],
+            quantization,
+            verify=verify,
+            **sizes,
+        )
+        report("export", start)
+        print(f"{written.bytes / 1e6:.0f} MB", written.verification or "")
+        return
     generation.generate(model, np.arange(1, 9)[None] * 7, max_length=9)
     report("first token", start)
 
@@ -108,16 +124,21 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="qwen3-0.6b", choices=MODELS)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--export", metavar="QUANTIZATION")
+    parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.here:
-        measure(arguments.folder, arguments.dtype)
+        measure(arguments.folder, arguments.dtype, arguments.export, arguments.verify)
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         if arguments.folder is None:
             write_folder(folder, MODELS[arguments.model])
         options = ["--here", "--folder", str(folder), "--dtype", arguments.dtype]
+        if arguments.export:
+            options += ["--export", arguments.export]
+            options += ["--verify" if arguments.verify else "--no-verify"]
         subprocess.run([sys.executable, __file__, *options], check=True)
 
 

@@ -62,21 +62,39 @@ def memory_limit() -> int | None:
 
 
 def available_memory() -> int | None:
-    """The bytes that can be had without ending or swapping out others; None if unknown."""
-    known = _meminfo()
+    """The bytes that can be had without ending or swapping out others; None if unknown.
+
+    Those of the machine, or of the container (cgroup), whichever are less.
+    """
+    known, group = _meminfo(), _SYSTEM / "sys/fs/cgroup"
     if "MemAvailable" not in known:
         return None
-    return known["MemAvailable"] + known.get("SwapFree", 0)
+    found = [known["MemAvailable"]]
+    for limit, used, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        most, now = _integer(group / limit), _integer(group / used)
+        if most is not None and now is not None:
+            # The system drops pages of files when memory is needed.
+            pages = _fields((group / limit).with_name("memory.stat")).get(cache, 0)
+            found.append(most - now + pages)
+    return min(found) + known.get("SwapFree", 0)
 
 
 def _meminfo() -> dict[str, int]:
     """The numbers of /proc/meminfo, in bytes; {} on other systems than Linux."""
+    return {key: 1024 * x for key, x in _fields(_SYSTEM / "proc/meminfo").items()}
+
+
+def _fields(file: Path) -> dict[str, int]:
+    """The integers of a file of lines with a name and a number; {} if there is no such file."""
     try:
-        lines = (_SYSTEM / "proc/meminfo").read_text().splitlines()
+        lines = file.read_text().splitlines()
     except OSError:
         return {}
     fields = (line.replace(":", " ").split() for line in lines)
-    return {x[0]: int(x[1]) * 1024 for x in fields if len(x) > 1 and x[1].isdigit()}
+    return {x[0]: int(x[1]) for x in fields if len(x) > 1 and x[1].isdigit()}
 
 
 def _address_space() -> int:

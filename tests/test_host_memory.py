@@ -59,6 +59,27 @@ def test_a_container_has_less(name, system):
     assert memory_limit() == 9_216_000_000
 
 
+@pytest.mark.parametrize(
+    ("limit", "used", "pages"),
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_a_container_has_less_available(limit, used, pages, system):
+    """Its pages of files can be dropped, so they are available."""
+    group = system / "sys/fs/cgroup"
+    (group / limit).parent.mkdir(parents=True)
+    (group / limit).write_text(f"{2 * GB}\n")
+    (group / used).write_text(f"{GB + GB // 2}\n")
+    (group / limit).with_name("memory.stat").write_text(f"anon 7\n{pages} {GB // 4}\n")
+    assert available_memory() == 750_000_000 + 512_000_000
+
+
+def test_the_memory_of_this_machine():
+    assert 0 < available_memory() <= memory_limit()
+
+
 def test_a_system_that_tells_nothing(monkeypatch, tmp_path, recwarn):
     monkeypatch.setattr(host_memory, "_SYSTEM", tmp_path)
     assert available_memory() is None

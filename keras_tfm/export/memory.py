@@ -1,10 +1,10 @@
 """The memory that an export needs beside the model, and that this machine has."""
 
-import contextlib
 import warnings
-from pathlib import Path
 
 import keras
+
+from keras_tfm.host_memory import available_memory
 
 # Bytes per weight of each preset; the scales of "int4" are half a bit.
 _BYTES = {"float32": 4.0, "float16": 2.0, "int8": 1.0, "int8_full": 1.0, "int4": 0.5625}
@@ -30,31 +30,6 @@ def memory_needed(parameters: int, quantization: str, verify: bool) -> float:
     return max(2 * file, file + 4 * parameters if verify else 0)
 
 
-def available() -> float | None:
-    """The bytes of memory that processes can still get; None where that is unknown.
-
-    That of the machine, or of the control group (a container), whichever is less.
-    """
-    found = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        (kilobytes,) = (x.split()[1] for x in lines if x.startswith("MemAvailable:"))
-        found.append(1024.0 * int(kilobytes))
-    group = Path("/sys/fs/cgroup")
-    for most, used, cache in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        with contextlib.suppress(OSError, ValueError):  # "max" is not a number
-            left = int((group / most).read_text()) - int((group / used).read_text())
-            folder = (group / most).parent
-            lines = (folder / "memory.stat").read_text().splitlines()
-            # Pages of files that the system drops when memory is needed.
-            left += sum(int(x.split()[1]) for x in lines if x.split()[0] == cache)
-            found.append(float(left))
-    return min(found, default=None)
-
-
 def warn_if_short(model: keras.Model, quantization: str, verify: bool) -> None:
     """Warns, before anything is converted, if the memory is likely too small.
 
@@ -62,7 +37,7 @@ def warn_if_short(model: keras.Model, quantization: str, verify: bool) -> None:
         model: functional `keras.Model`, or a `ModelGroup`.
         quantization, verify: as in `export_tflite`.
     """
-    need, left = memory_needed(model.count_params(), quantization, verify), available()
+    need, left = memory_needed(model.count_params(), quantization, verify), available_memory()
     if left is not None and left < need:
         less = memory_needed(model.count_params(), quantization, verify=False)
         advice = f"; verify=False needs about {less / _GIGABYTE:.2g} GB" if less < need else ""
