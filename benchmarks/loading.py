@@ -7,8 +7,9 @@
     PYTHONPATH=another/tree python benchmarks/loading.py      # with another version of keras_tfm
 
 A new process imports Keras and the library, loads the folder (bfloat16 weights, in the page cache)
-and generates one token after a prompt of eight, or exports the model. After each stage it reports CPU
-seconds of all threads, wall seconds, the peak of the resident memory, and the anonymous part now.
+and generates one token after a prompt of eight, or exports the model. After each stage it reports
+CPU seconds of all threads, wall seconds, the peak of the resident memory, and the anonymous part
+now.
 """
 
 import argparse
