@@ -20,6 +20,7 @@ RESULTS = {"Benchmark", "Check", "Footprint", "Generated", "Hypothesis", "Inspec
 RESULTS |= {"Model", "Reply", "Report", "Subgraph", "Verification", "VerificationError"}
 # Examples that need an extra.
 NEEDED = {
+    "keras_tfm.export.litertlm.export": "litert_lm_builder",
     "keras_tfm.checkpoints.huggingface": "safetensors",
     "keras_tfm.checkpoints.tensors": "safetensors",
     "keras_tfm.checkpoints.tokenizers.tokenizer_files": "tokenizers",

@@ -76,7 +76,7 @@ def cached_runners(
     except OSError as error:
         warnings.warn(
             f"no weight cache can be written to {folder}: weights are packed in memory ({error})",
-            stacklevel=5,  # the caller of `runtime.load`
+            stacklevel=4,  # the caller of `runtime.load`
         )
     return signatures_of(compile_file(source, threads, cache), signatures)
 
