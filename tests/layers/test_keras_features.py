@@ -64,7 +64,9 @@ MODES = {
 }
 # Those that recompute something; the others on request.
 RECOMPUTING = [
-    pytest.param(mode, marks=[pytest.mark.slow] * (mode in ("larger than all", "none")))
+    pytest.param(
+        mode, marks=[pytest.mark.slow] * (mode in ("larger than all", "none", "activations"))
+    )
     for mode in MODES
 ]
 
@@ -83,10 +85,7 @@ def plain_losses(dropout):
 
 
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
-@pytest.mark.parametrize(
-    "mode",
-    [pytest.param(x, marks=[pytest.mark.slow] * (x == "activations")) for x in RECOMPUTING],
-)
+@pytest.mark.parametrize("mode", RECOMPUTING)
 def test_a_model_learns_the_same_inside_a_remat_scope(mode, dropout):
     """Three steps: wrong gradients, or other dropout in the backward pass, would show."""
     # The same sums in another order, in float32, over three steps.

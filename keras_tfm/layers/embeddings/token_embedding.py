@@ -127,7 +127,9 @@ class TokenEmbedding(RematerializedLayer):
         if reverse:
             self._check_features(inputs)
             table = ops.cast(self.embeddings, self.compute_dtype)
-            if keras.backend.backend() == "tensorflow" and not is_traced(inputs):
+            scope = current_scope.get()
+            is_xla = scope is not None and scope.xla
+            if keras.backend.backend() == "tensorflow" and not is_traced(inputs) and not is_xla:
                 # A graph fuses the transpose with the product; here it would copy the table.
                 return _eager_logits(inputs, table)
             return _logits(inputs, self._transpose(table))
