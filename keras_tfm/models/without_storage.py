@@ -56,6 +56,6 @@ def allocate(model: keras.Model) -> None:
     for variable in model.variables:
         if not is_initialized(variable):
             initialize(variable)
-    for layer in sublayers(model):
+    for layer in (model, *sublayers(model)):
         # On PyTorch, Keras makes the parameters of a module when this is read.
         getattr(layer, "torch_params", None)
