@@ -129,7 +129,7 @@ class Checkpoint:
         entries: an `Entry` for every weight.
         stored: arguments of the builder that the folder determines.
         sizes: requested sizes of tables, which are those of the folder or not.
-        rebuild: function that builds the model with ids of new tokens, or None.
+        rebuild: function that builds the model with ids of new tokens; None: there are none.
     """
 
     folder: Path

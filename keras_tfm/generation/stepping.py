@@ -19,7 +19,7 @@ from keras_tfm.matmul_precision import full_precision, product_rounding
 
 # The tokens of a step, at most: its scores against all cached keys must fit in memory.
 _CHUNK = 1024
-# Of more numbers, some tell the median.
+# With more numbers, the median is that of a sample.
 _SAMPLE = 1 << 20
 # Relative rounding of products up to which single logits can be compared: float32, not TF32.
 _EXACT = 1e-5

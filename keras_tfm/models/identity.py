@@ -58,7 +58,7 @@ class Identity:
     Attributes:
         family: str, name of the builder, or None for a hand-composed model.
         arguments: dict, the builder's arguments including defaults, without `name`.
-        embedding: str, name of the `TokenEmbedding` layer, or None.
+        embedding: str, name of the `TokenEmbedding` layer; None: there is none.
         blocks: tuple of str, names of the block layers in order.
     """
 
@@ -244,7 +244,7 @@ def describe(model: keras.Model) -> dict[str, Any] | None:
         model: functional `keras.Model`.
 
     Returns:
-        A dict with the keys "family", "arguments" and "head", or None.
+        A dict with the keys "family", "arguments" and "head"; None: no builder made the model.
 
     Example:
 

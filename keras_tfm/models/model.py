@@ -100,14 +100,17 @@ class Model(Base):
     or `from_config`, too. A `keras.Model` refuses to be copied that way.
 
     Attributes:
-        family: str, name of the builder, such as "bert", or None.
+        family: str, name of the builder, such as "bert"; None: no builder made it.
         arguments: dict, the builder's arguments including defaults, without `name`.
-        head: `Head` object with `kind` and `arguments`, or None. `kind` is "language_model" for the
-            logits of a builder, otherwise the name of the function that made the head.
-        embedding: `TokenEmbedding` layer (the target's in encoder-decoder models), or None.
+        head: `Head` object with `kind` and `arguments`; None: the model has no head. `kind` is
+            "language_model" for the logits of a builder, otherwise the name of the function that
+            made the head.
+        embedding: `TokenEmbedding` layer (the target's in encoder-decoder models); None: no
+            such layer.
         blocks: list of the block layers in order, the encoder's first.
         features: symbolic tensor (B, T, D), output of the last block (the decoder's in
-            encoder-decoder models), after the final normalisation if there is one; or None.
+            encoder-decoder models), after the final normalisation if there is one; None: no such
+            tensor.
 
     Example:
 

@@ -112,7 +112,7 @@ class LazyBytes:
 
 
 class _Constant(NamedTuple):
-    """A constant that follows the packed tables: its offset in the file, and what is there."""
+    """The bytes of a constant behind the packed tables, and their offset in the file."""
 
     number: int
     start: int

@@ -53,7 +53,7 @@ class Span:
 
     @property
     def end(self) -> int | None:
-        """An upper bound (exclusive) of the positions, or None if it is unknown."""
+        """An upper bound (exclusive) of the positions; None: unknown."""
         if self.limit is None and isinstance(self.start, int) and isinstance(self.length, int):
             return self.start + self.length
         return self.limit

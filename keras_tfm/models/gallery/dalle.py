@@ -66,7 +66,7 @@ def dalle(
         text_length: int, number of positions of the text (N).
         grid: int or (height, width), number of codes.
         dropout: float, dropout rate after each sublayer.
-        masks: list of str, the mask of each block: "row", "column", "convolution", or None for
+        masks: list of str, the mask of each block: "row", "column" or "convolution"; None for
             all codes before. Default: those of the paper: column in each fourth block from the
             second on, convolution in the last, row in the others.
         kernel_size: int, odd, width of the convolution's neighbourhood.
