@@ -4,6 +4,7 @@
     python benchmarks/loading.py smollm2-135m --dtype bfloat16
     python benchmarks/loading.py --folder FOLDER
     python benchmarks/loading.py --export int8 --no-verify    # a file with prefill and decode
+    python benchmarks/loading.py --export int8 --lazy         # the weights stay in the folder
     PYTHONPATH=another/tree python benchmarks/loading.py      # with another version of keras_tfm
 
 A new process imports Keras and the library, loads the folder (bfloat16 weights, in the page cache)
@@ -92,13 +93,13 @@ def report(stage: str, start: float) -> None:
     )
 
 
-def measure(folder: Path, dtype: str, quantization: str | None, verify: bool) -> None:
+def measure(folder: Path, dtype: str, quantization: str | None, verify: bool, lazy: bool) -> None:
     """Loads a folder, and generates a token or exports the model."""
     start = time.perf_counter()
     from keras_tfm import checkpoints, generation
 
     report("import", start)
-    model = checkpoints.load_huggingface(folder, dtype=dtype)
+    model = checkpoints.load_huggingface(folder, dtype=dtype, **({"lazy": True} if lazy else {}))
     report("load", start)
     if quantization is not None:
         from keras_tfm.export import export_tflite
@@ -127,16 +128,24 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--export", metavar="QUANTIZATION")
     parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--lazy", action="store_true")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.here:
-        measure(arguments.folder, arguments.dtype, arguments.export, arguments.verify)
+        measure(
+            arguments.folder,
+            arguments.dtype,
+            arguments.export,
+            arguments.verify,
+            arguments.lazy,
+        )
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         if arguments.folder is None:
             write_folder(folder, MODELS[arguments.model])
         options = ["--here", "--folder", str(folder), "--dtype", arguments.dtype]
+        options += ["--lazy"] * arguments.lazy
         if arguments.export:
             options += ["--export", arguments.export]
             options += ["--verify" if arguments.verify else "--no-verify"]

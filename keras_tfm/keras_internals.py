@@ -17,6 +17,8 @@ Example:
 True
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -280,6 +282,58 @@ def initialize(variable: Any, value: Any = None) -> None:
         variable._deferred_initialize()
     else:
         variable._initialize(variable._convert_to_tensor(value, dtype=variable.dtype))
+
+
+def read_when_used(variable: Any, read: Any) -> None:
+    """Lets a variable without storage read its value each time it is used, and keep none.
+
+    `initialize` reads it once more, and gives the variable storage.
+
+    Args:
+        variable: a `keras.Variable` that has no storage.
+        read: function without arguments that returns an array of its shape and dtype.
+    """
+    from keras import backend
+
+    def value(shape: tuple[int, ...], dtype: str) -> Tensor:
+        if backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            if not tf.executing_eagerly():  # a constant would be part of the graph
+                result = tf.numpy_function(read, [], dtype)
+                result.set_shape(shape)
+                return result
+        return variable._convert_to_tensor(read(), dtype=dtype)
+
+    variable._initializer = value
+    variable._keras_tfm_read = read
+
+
+def read_value(variable: Any) -> Any:
+    """The value of a variable as an array; a view of its memory if it is on the CPU."""
+    import numpy as np
+    from keras import ops
+
+    if variable._value is None:
+        return variable._keras_tfm_read()
+    value = ops.convert_to_tensor(variable)
+    try:
+        return np.asarray(memoryview(value))
+    except (TypeError, ValueError):  # on a device, or of another backend
+        return ops.convert_to_numpy(value)
+
+
+@contextmanager
+def in_memory(variables: Iterable[Any]) -> Iterator[None]:
+    """Gives the variables of `read_when_used` among `variables` storage inside the context."""
+    given = [x for x in variables if x._value is None]
+    try:
+        for variable in given:
+            variable._initialize(variable.value)
+        yield
+    finally:
+        for variable in given:
+            variable._value = None
 
 
 def is_initialized(variable: Any) -> bool:

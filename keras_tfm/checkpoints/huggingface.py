@@ -28,7 +28,7 @@ from keras_tfm.checkpoints.rows import Entry, as_dtype
 from keras_tfm.checkpoints.tensors import INDEX, SINGLE, TensorKind, Tensors, write_tensors
 from keras_tfm.generation.tokenizers.keras_hub import WAY, keras_hub_hint
 from keras_tfm.host_memory import check_memory
-from keras_tfm.keras_internals import initialize, is_initialized, sublayers
+from keras_tfm.keras_internals import initialize, is_initialized, read_when_used, sublayers
 from keras_tfm.model_types import MODEL_TYPES, ModelType
 from keras_tfm.models import Model, resize_vocabulary, with_dtype
 from keras_tfm.models.dequantize import dequantize, is_quantized
@@ -57,11 +57,13 @@ def _family(model_type: ModelType) -> Family:
 
 FAMILIES: dict[str, Family] = {x.name: _family(x) for x in MODEL_TYPES}
 
+# Weights of fewer values are loaded even if the others stay in the files.
+_LARGE = 1 << 16
 _SIZES = ("vocabulary_size", "target_vocabulary_size", "max_length")
 
 
 def load_huggingface(
-    folder: str | Path, architecture: str | None = None, **options: Any
+    folder: str | Path, architecture: str | None = None, *, lazy: bool = False, **options: Any
 ) -> keras.Model:
     """Loads a folder saved by `transformers` as a Keras model.
 
@@ -79,6 +81,9 @@ def load_huggingface(
         architecture: str, the class in `transformers`, such as "BertForMaskedLM"; the table has
             those of each model type. Default: the one in `config.json`, or the one that matches
             the tensors. Embeddings of CLIP's classes "WithProjection" have length 1 here.
+        lazy: bool, whether large weights stay in the files, and are read each time they are used.
+            Such a model takes little memory. It can be called eagerly and exported, but not be
+            trained.
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`. A
             larger `vocabulary_size` adds ids, as `models.resize_vocabulary` does, of which one may
@@ -109,7 +114,7 @@ def load_huggingface(
     True
     """
     checkpoint = open_huggingface(folder, architecture, **options)
-    model = checkpoint.load()
+    model = checkpoint.load(lazy)
     model = _resize(model, str(folder), checkpoint.stored, checkpoint.sizes)
     if checkpoint.rebuild is not None:
         resized, model = model, checkpoint.rebuild()
@@ -140,13 +145,26 @@ class Checkpoint:
     sizes: dict[str, int]
     rebuild: Callable[[], Model] | None
 
-    def load(self) -> Model:
+    def load(self, lazy: bool = False) -> Model:
         """Gives the weights the values in the files, one at a time.
+
+        Args:
+            lazy: bool, whether large weights stay in the files, and are read each time they are
+                used. Such a model can be called eagerly and exported, not trained.
 
         Raises:
             MemoryError: the weights need more memory than the machine has.
-            ValueError: a file is changed meanwhile.
+            ValueError: a file is changed meanwhile, or with `lazy` before a weight is used.
         """
+        if lazy:
+            small, large = list[Entry](), list[Entry]()
+            for entry in self.entries:
+                (small if math.prod(entry.weight.shape) < _LARGE else large).append(entry)
+            load_entries(self.named, small)
+            for entry in large:
+                read_when_used(entry.weight, partial(_read_unchanged, self.named, entry))
+            allocate(self.model, [entry.weight for entry in large])
+            return self.model
         if "cpu" in str(ops.zeros(()).device).lower():
             weights = [(x.shape, as_dtype(x.dtype)) for x in self.model.weights]
             size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in weights)
@@ -240,6 +258,12 @@ def _resize(model: Model, folder: str, stored: Arguments, sizes: dict[str, int])
         model = resize_positions(model, sizes["max_length"])
     warn_of_new_rows(folder, stored, sizes)
     return model
+
+
+def _read_unchanged(named: Named, entry: Entry) -> np.ndarray:
+    value = named.read(entry)
+    named.tensors.check_unchanged()
+    return value
 
 
 def load_entries(named: Named, entries: list[Entry]) -> None:

@@ -1,11 +1,13 @@
 """Builds models without memory for their weights."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import keras
 
 from keras_tfm.keras_internals import (
+    in_memory,
     initialize,
     is_initialized,
     set_uninitialized_variables,
@@ -39,8 +41,12 @@ def without_storage() -> Iterator[None]:
         set_uninitialized_variables(before)
 
 
-def allocate(model: keras.Model) -> None:
+def allocate(model: keras.Layer, excluded: Iterable[keras.Variable] = ()) -> None:
     """Gives the variables of a model that have no storage yet those of their initializers.
+
+    Args:
+        model: a model, or another layer.
+        excluded: variables that stay as they are.
 
     Example:
 
@@ -53,9 +59,18 @@ def allocate(model: keras.Model) -> None:
     >>> model(np.array([[3, 4]])).shape
     TensorShape([1, 2, 11])
     """
+    ignored = {id(variable) for variable in excluded}
     for variable in model.variables:
-        if not is_initialized(variable):
+        if not is_initialized(variable) and id(variable) not in ignored:
             initialize(variable)
     for layer in (model, *sublayers(model)):
         # On PyTorch, Keras makes the parameters of a module when this is read.
         getattr(layer, "torch_params", None)
+
+
+def with_largest_weight(model: keras.Layer) -> AbstractContextManager[None]:
+    """The context in which the largest weight is in memory, also of a model loaded lazily.
+
+    It is the embedding, as a rule, which a model reads both for its tokens and for its logits.
+    """
+    return in_memory(sorted(model.variables, key=lambda x: math.prod(x.shape))[-1:])

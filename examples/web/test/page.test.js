@@ -190,8 +190,8 @@ test("texts that the model cannot read are refused in words", async () => {
 
 test("damaged, foreign and missing files are refused in words", async () => {
   const page = await ready("/");
-  const flipped = Buffer.from(int8);
-  flipped[int8.length >> 1] ^= 1;
+  const flipped = Buffer.from(int8); // where the file can still be read, whatever its layout
+  flipped[int8.indexOf('"tensorflow": "') + 15] ^= 1;
   for (const [bytes, words] of [
     [int8, /^$/],
     [flipped, /^ModelError: The file is damaged: its checksum does not match its content\.$/],

@@ -20,6 +20,7 @@ from keras_tfm.export.signatures.signature import Signature, new_traces
 from keras_tfm.export.signatures.text import LITERT_OPERATORS
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.keras_internals import sublayers
+from keras_tfm.models.without_storage import allocate
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import bytes_by_scopes
 from keras_tfm.runtime.inspection.inspection import custom_operators as foreign_operators
@@ -125,7 +126,11 @@ def convert(
     Raises:
         ValueError: the graph needs an operator that LiteRT lacks; the error names the layer.
     """
-    stand_ins = StandIns(model) if quantization.preset != "int8_full" else None
+    stand_ins = None
+    if quantization.preset != "int8_full":
+        stand_ins = StandIns(model)
+    else:
+        allocate(model)
     while True:
         try:
             converted = _convert(model, signatures, quantization, custom, stand_ins)

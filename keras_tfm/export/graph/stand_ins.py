@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT, TensorT
 from keras_tfm.export.quantization.rounding import int8_scales, round_to_int8, row_parts
+from keras_tfm.keras_internals import initialize, is_initialized, read_value
 from keras_tfm.layers.base_layer import columns_read_by
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.flatbuffer import LazyBytes
@@ -82,9 +83,9 @@ class StandIn:
         return tf.constant(self.signs * np.float32(self.number))
 
     def values(self) -> np.ndarray:
-        """The weight, a view of the variable's memory."""
-        whole = np.asarray(memoryview(tf.convert_to_tensor(self.variable)))
-        return whole[..., self.columns]
+        """The weight, a view of the variable's memory if it has some."""
+        values: np.ndarray = read_value(self.variable)[..., self.columns]
+        return values
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ class StandIns:
             and x.dtype == "float32"
             and x.name not in _READ_IN_PARTS
         ]
+        self._allocate_others(unique.values())
         self._vectors = [
             keras.ops.convert_to_numpy(x).astype("float32").ravel()
             for x in unique.values()
@@ -172,7 +174,16 @@ class StandIns:
     def remove(self, stand_ins: Iterable[StandIn]) -> None:
         """Converts these weights, and the others of their groups, as they are."""
         groups = {_group(x.variable) for x in stand_ins}
+        removed = [x for x in self.variables if _group(x) in groups]
         self.variables = [x for x in self.variables if _group(x) not in groups]
+        self._allocate_others(removed)
+
+    def _allocate_others(self, variables: Iterable[keras.Variable]) -> None:
+        """Reads weights that are in files alone: the graph has their values."""
+        known = {id(x) for x in self.variables}
+        for variable in variables:
+            if id(variable) not in known and not is_initialized(variable):
+                initialize(variable)
 
     @contextmanager
     def tracing(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ from keras_tfm.export.verification.rows import Inputs, VerificationRows
 from keras_tfm.generation.generator import Generator
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.strategies import Beam, Drafted, Greedy, Strategy
+from keras_tfm.models.without_storage import with_largest_weight
 from keras_tfm.runtime.checked_inputs import left_padded, pad_id_of
 from keras_tfm.runtime.decoding import host_loop
 from keras_tfm.runtime.decoding.generate import generate_by
@@ -77,11 +78,12 @@ class ModelOutputs:
             # A model may have a fixed batch size.
             step = next(iter(self.interface.inputs.values())).spec.shape[0] or self.ROWS
             parts: list[dict[str, np.ndarray]] = []
-            for start in range(0, rows, step):
-                chunk = {name: x[start : start + step] for name, x in inputs.items()}
-                tensors = {name: ops.convert_to_tensor(x) for name, x in chunk.items()}
-                results = self.interface.name_outputs(self.interface.call(tensors))
-                parts.append({name: ops.convert_to_numpy(y) for name, y in results.items()})
+            with with_largest_weight(self.model):
+                for start in range(0, rows, step):
+                    chunk = {name: x[start : start + step] for name, x in inputs.items()}
+                    tensors = {name: ops.convert_to_tensor(x) for name, x in chunk.items()}
+                    results = self.interface.name_outputs(self.interface.call(tensors))
+                    parts.append({name: ops.convert_to_numpy(y) for name, y in results.items()})
             self._known[key] = {
                 name: np.concatenate([part[name] for part in parts]) for name in parts[0]
             }

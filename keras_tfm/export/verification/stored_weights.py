@@ -15,6 +15,7 @@ from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.signatures.make import full_pass
 from keras_tfm.export.signatures.signature import Argument, Signature, for_edge
 from keras_tfm.export.verification.float_file import Stored
+from keras_tfm.runtime.flatbuffer import LazyBytes
 from keras_tfm.runtime.manifest.manifest import Predict, of_role
 from keras_tfm.runtime.manifest.manifest import Signature as FileSignature
 from keras_tfm.runtime.manifest.storage import import_litert
@@ -313,6 +314,8 @@ def float_constants(
             continue
         for tensor in (tensor for x in graph.subgraphs for tensor in x.tensors):
             data = graph.buffers[tensor.buffer].data
+            if isinstance(data, LazyBytes):  # a weight of the model
+                continue
             if tensor.type == types.FLOAT32 and data is not None and len(data) > 4:
                 found.append(np.frombuffer(bytes(data), "float32").reshape(tensor.shape))
     return found
