@@ -120,8 +120,12 @@ def run_after_build(layer_class: Any) -> Any:
     return layer_class
 
 
-def float_kernel(layer: "keras.Layer") -> Tensor:
-    """The kernel of a `Dense` layer in float32: dequantized, with its LoRA adapter merged.
+def float_kernel(layer: "keras.Layer", name: str = "kernel") -> Tensor:
+    """A weight of a layer in float32: dequantized, with its LoRA adapter merged.
+
+    Args:
+        layer: `Dense`, `EinsumDense`, `Embedding` or `ReversibleEmbedding`.
+        name: str, "kernel", "embeddings" or "reverse_embeddings".
 
     Raises:
         ValueError: the layer is quantized by another method than int8, int4 or float8.
@@ -132,21 +136,34 @@ def float_kernel(layer: "keras.Layer") -> Tensor:
     if mode not in (None, "int8", "int4", "float8"):
         raise ValueError(f"{layer.path} is quantized as {mode!r}, expected int8, int4 or float8")
     # `layer.kernel` adds the adapter to the rounded kernel without its scale.
-    kernel = ops.convert_to_tensor(next(x for x in layer.variables if x.name == "kernel"))
+    kernel = ops.convert_to_tensor(next(x for x in layer.variables if x.name == name))
+    scale, zero = (getattr(layer, f"{name}_{x}", None) for x in ("scale", "zero"))
+    is_einsum = hasattr(layer, "_kernel_transpose_axes")
     if mode == "int4":
-        kernel = quantizers.unpack_int4(kernel, layer.units, axis=-1)
-    if mode == "int4" and hasattr(layer, "kernel_zero"):
+        if name == "kernel":
+            size = layer._int4_unpacked_column_size if is_einsum else layer.units
+        else:
+            size = layer.output_dim
+        kernel = quantizers.unpack_int4(kernel, size, axis=0 if name.startswith("reverse") else -1)
+    if mode == "int4" and zero is not None:
         from keras.src.quantizers.quantizers import dequantize_with_sz_map
 
-        sizes = layer.kernel_scale, layer.kernel_zero, layer.g_idx
-        kernel = dequantize_with_sz_map(kernel, *sizes, group_axis=0)
+        axis = -1 if name == "embeddings" else 0
+        kernel = dequantize_with_sz_map(kernel, scale, zero, layer.g_idx, group_axis=axis)
     elif mode in ("int8", "int4"):
-        kernel = ops.cast(kernel, "float32") / layer.kernel_scale
+        if name == "embeddings":
+            scale = ops.expand_dims(scale, -1)
+        elif mode == "int8" and is_einsum:
+            scale = layer._adjust_scale_for_dequant(scale)
+        kernel = ops.cast(kernel, "float32") / scale
     kernel = ops.cast(kernel, "float32")
-    if not layer.lora_enabled:
+    if mode == "int4" and is_einsum:
+        kernel = ops.reshape(kernel, layer.original_kernel_shape)
+    adapter = getattr(layer, f"lora_{name}_a", None) if layer.lora_enabled else None
+    if adapter is None:
         return kernel
-    scale = layer.lora_alpha / layer.lora_rank
-    return kernel + scale * ops.matmul(layer.lora_kernel_a, layer.lora_kernel_b)
+    factor = layer.lora_alpha / layer.lora_rank
+    return kernel + factor * ops.matmul(adapter, getattr(layer, f"lora_{name}_b"))
 
 
 def get_mask(tensor: Tensor) -> Tensor | None:

@@ -2,17 +2,25 @@
 
 from keras_tfm.checkpoints.huggingface import load_huggingface, save_huggingface
 from keras_tfm.checkpoints.image_settings import load_image_processor
-from keras_tfm.checkpoints.keras_hub import copy_keras_hub_weights
+from keras_tfm.checkpoints.keras_hub.conversion import (
+    KerasHubImport,
+    from_keras_hub,
+    to_keras_hub,
+)
+from keras_tfm.checkpoints.keras_hub.layer_weights import copy_keras_hub_weights
 from keras_tfm.checkpoints.sentence_transformers import load_sentence_transformer
 from keras_tfm.checkpoints.tokenizers.chat_templates import load_chat_template
 from keras_tfm.checkpoints.tokenizers.tokenizer_files import load_tokenizer
 
 __all__ = [
+    "KerasHubImport",
     "copy_keras_hub_weights",
+    "from_keras_hub",
     "load_chat_template",
     "load_huggingface",
     "load_image_processor",
     "load_sentence_transformer",
     "load_tokenizer",
     "save_huggingface",
+    "to_keras_hub",
 ]

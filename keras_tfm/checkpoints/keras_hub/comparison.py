@@ -1,0 +1,191 @@
+"""Compares a model of KerasHub with the model of this library that it became."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tfm.checkpoints.keras_hub.heads import GENERATING, final_activation
+from keras_tfm.checkpoints.keras_hub.random_inputs import RandomInputs
+from keras_tfm.checkpoints.keras_hub.source import Source
+from keras_tfm.generation import generate
+from keras_tfm.matmul_precision import full_precision
+from keras_tfm.models import Model
+
+Array: TypeAlias = np.ndarray
+# Of the largest value: float32 sums a few hundred products in another order.
+TOLERANCE = 1e-5
+NEW_TOKENS = 6
+
+
+def check_equal(model: Model, source: Source) -> None:
+    """Raises a ValueError unless both give the same features, outputs and greedy tokens.
+
+    Args:
+        model: the model of this library.
+        source: that of KerasHub, in float32.
+    """
+    inputs = RandomInputs(model, source)
+    with full_precision():
+        for name, ours, theirs in _outputs(model, source, inputs):
+            if ours.shape != theirs.shape:
+                raise ValueError(
+                    f"{_pair(model, source)} differ: the shape of {name} is {ours.shape} and "
+                    f"{theirs.shape}"
+                )
+            difference, allowed = _difference(ours, theirs)
+            if not difference <= allowed:
+                where = _first_difference(model, source, inputs)
+                raise ValueError(
+                    f"{_pair(model, source)} differ {where}: {name} by {difference:.2g}, "
+                    f"more than {allowed:.2g}"
+                )
+        if source.kind in GENERATING:
+            _check_tokens(model, source, inputs)
+
+
+def _pair(model: Model, source: Source) -> str:
+    return f"KerasHub's {type(source.model).__name__} and models.{model.family}"
+
+
+def _difference(ours: Array, theirs: Array) -> tuple[float, float]:
+    """The largest difference, and the largest that is allowed."""
+    scale = float(np.max(np.abs(theirs), initial=0.0))
+    return float(np.max(np.abs(ours - theirs), initial=0.0)), TOLERANCE * scale
+
+
+def _outputs(
+    model: Model, source: Source, inputs: "RandomInputs"
+) -> Iterator[tuple[str, Array, Array]]:
+    """The names and values of features and outputs, without those of padding."""
+    hidden = source.backbone(inputs.of_backbone, training=False)
+    keys = source.family.outputs
+    features = hidden[keys["features"]] if keys else hidden
+    ours = keras.Model(model.input, {"features": model.features, "output": model.output})(
+        inputs.ours, training=False
+    )
+    yield "features", inputs.real(ours["features"]), inputs.real(features)
+    output = ours["output"]
+    if isinstance(output, dict):
+        yield "pooled", _array(output["pooled"]), _array(hidden[keys["pooled"]])
+    elif source.kind is not None:
+        theirs = source.model(inputs.of_task, training=False)
+        activation = final_activation(source.model, source.kind)
+        output = output if activation is None else activation(output)
+        if source.kind in GENERATING:
+            yield "logits", inputs.real(output), inputs.real(theirs)
+        else:
+            yield "output", inputs.masked(_array(output)), _array(theirs)
+    elif model.head is not None:
+        theirs = source.backbone.token_embedding(features, reverse=True)
+        yield "logits", inputs.real(output), inputs.real(theirs)
+
+
+def _array(x: Any) -> Array:
+    return np.asarray(ops.convert_to_numpy(x))
+
+
+def _first_difference(model: Model, source: Source, inputs: RandomInputs) -> str:
+    """Where the two begin to differ, in words."""
+    lists = [getattr(source.backbone, name) for name in source.family.blocks]
+    theirs = [block for blocks in lists for block in blocks]
+    ours = list(model.blocks)
+    if not ours or not theirs:
+        return "somewhere"
+    with _recorded(theirs) as expected:
+        source.backbone(inputs.of_backbone, training=False)
+    with _recorded(ours) as found:
+        model(inputs.ours, training=False)
+    if len(found) != len(expected):
+        return f"in their blocks, {len(found)} and {len(expected)}"
+    pairs = list(zip(found, expected, strict=True))
+    (_, x, _), (first, y, _) = pairs[0]
+    if not _are_close(inputs, x, y):
+        return f"in the embeddings, before {first}"
+    for (name, _, x), (other, _, y) in pairs:
+        if not _are_close(inputs, x, y):
+            return f"first in {other} ({name} here)"
+    return "after the last block"
+
+
+def _are_close(inputs: RandomInputs, ours: Any, theirs: Any) -> bool:
+    a, b = inputs.real(ours), inputs.real(theirs)
+    if a.shape != b.shape:
+        return False
+    difference, allowed = _difference(a, b)
+    return difference <= allowed
+
+
+Record: TypeAlias = tuple[str, Any, Any]
+
+
+@contextmanager
+def _recorded(layers: list[Any]) -> Iterator[list[Record]]:
+    """The name, first input and first output of each call of these layers."""
+    records: list[Record] = []
+
+    def record(layer: Any) -> Callable[..., Any]:
+        call = layer.call
+
+        def recording(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            x = args[0] if args else next(iter(kwargs.values()))
+            records.append((layer.name, x, keras.tree.flatten(result)[0]))
+            return result
+
+        return recording
+
+    unique = list({id(x): x for x in layers}.values())
+    for layer in unique:
+        object.__setattr__(layer, "call", record(layer))
+    try:
+        yield records
+    finally:
+        for layer in unique:
+            object.__delattr__(layer, "call")
+
+
+def _check_tokens(model: Model, source: Source, inputs: RandomInputs) -> None:
+    """Raises unless both continue the same prompts with the same greedy tokens."""
+    prompts, given, length, start = inputs.prompts(NEW_TOKENS)
+    with _greedy(source.model) as task:
+        tensors = {name: ops.convert_to_tensor(x) for name, x in given.items()}
+        found = task.generate_step(tensors, stop_token_ids=None)
+    key = next(name for name in ("decoder_token_ids", "token_ids") if name in found)
+    theirs = _array(found[key])
+    ours = _array(generate(model, prompts, max_length=length, start_id=start).tokens)
+    pad_id = model.arguments.get("pad_id")
+    for row, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        # A generated padding id is no token to one and a token to the other.
+        end = next((i for i in range(length) if pad_id in (a[i], b[i])), length)
+        first = next((i for i in range(end) if a[i] != b[i]), None)
+        if first is not None and not _is_tie(model, prompts, ours, row, first, int(b[first])):
+            raise ValueError(
+                f"{_pair(model, source)} generate other tokens: {a.tolist()} here and "
+                f"{b.tolist()} in KerasHub"
+            )
+
+
+def _is_tie(model: Model, prompts: Any, tokens: Array, row: int, position: int, other: int) -> bool:
+    """Whether another token has, within the tolerance, the same logit as the one generated."""
+    prefix = tokens[:, :position]
+    logits = _array(model({**prompts, "target": prefix} if isinstance(prompts, dict) else prefix))
+    best = logits[row, -1]
+    gap = abs(float(best[tokens[row, position]] - best[other]))
+    return gap <= 2 * TOLERANCE * float(np.max(np.abs(best)))
+
+
+@contextmanager
+def _greedy(task: Any) -> Iterator[Any]:
+    """The task with a greedy sampler."""
+    sampler = importlib.import_module("keras_hub").samplers.GreedySampler()
+    before = vars(task).get("sampler")
+    task.sampler = sampler
+    try:
+        yield task
+    finally:
+        task.sampler = before

@@ -1,0 +1,44 @@
+"""The families of KerasHub's backbones, by class.
+
+Example:
+
+>>> from keras_tfm.checkpoints.keras_hub.families import FAMILIES
+>>> FAMILIES["BertBackbone"].builder.__name__
+'bert'
+"""
+
+import keras
+
+from keras_tfm.checkpoints.keras_hub import decoders, encoders
+from keras_tfm.checkpoints.keras_hub.family import HubFamily
+
+FAMILIES: dict[str, HubFamily] = {
+    family.backbone: family for family in (encoders.BERT, decoders.LLAMA, decoders.LLAMA3)
+}
+
+
+def family_of(backbone: keras.Model) -> HubFamily:
+    """The family of a backbone.
+
+    Raises:
+        ValueError: its class is a subclass of KerasHub's, or of a family that is not supported.
+    """
+    cls = type(backbone)
+    if cls.__module__.split(".")[0] != "keras_hub":
+        known = [x.__name__ for x in cls.__mro__ if x.__name__ in FAMILIES]
+        what = f"a subclass of {known[0]}" if known else "which KerasHub does not have"
+        raise ValueError(
+            f"expected a backbone of KerasHub itself, got {cls.__name__}, {what}: it may compute "
+            "something else"
+        )
+    check_class(cls.__name__)
+    return FAMILIES[cls.__name__]
+
+
+def check_class(name: str) -> None:
+    """Raises if a class of backbones is not supported."""
+    if name not in FAMILIES:
+        raise ValueError(
+            f"keras_tfm has no layers for a {name} of KerasHub, only for {', '.join(FAMILIES)}; "
+            "export_tflite exports it as it is, for 'predict'"
+        )

@@ -1,0 +1,53 @@
+"""A family of KerasHub's backbones: its table of weights and its arguments."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import keras
+
+from keras_tfm.checkpoints.config import Arguments
+from keras_tfm.checkpoints.keras_hub.settings import Settings
+from keras_tfm.checkpoints.rows import Entry, Row, entries
+from keras_tfm.models import Model
+
+
+@dataclass(frozen=True)
+class HubFamily:
+    """How a backbone class of KerasHub becomes a model of a builder, and back.
+
+    Attributes:
+        backbone: str, the class in `keras_hub.models`.
+        builder: function of `keras_tfm.models`.
+        arguments: function of the backbone's settings that returns the builder's arguments.
+        table: function of a model of the builder that returns its table, with a row for every
+            weight. A row's tensors are paths of KerasHub's variables.
+        inputs: dict from our inputs to those of KerasHub.
+        blocks: KerasHub's attributes with the lists of blocks, in the order in which they run.
+        outputs: dict from "features" and "pooled" to the keys of the backbone's outputs. Default:
+            the backbone returns the features.
+        head_arguments: dict from the kind of a task, such as "TextClassifier", to the head's
+            arguments that are always the same.
+    """
+
+    backbone: str
+    builder: Callable[..., keras.Model]
+    arguments: Callable[[Settings], Arguments]
+    table: Callable[[Model], tuple[Row, ...]]
+    inputs: Mapping[str, str] = field(default_factory=lambda: {"tokens": "token_ids"})
+    blocks: tuple[str, ...] = ("transformer_layers",)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    head_arguments: Mapping[str, Arguments] = field(default_factory=dict)
+
+    def entries(self, model: Model) -> list[Entry]:
+        """An entry for each weight of a model."""
+        return entries(self.table(model), model, f"KerasHub {self.backbone}")
+
+    def make(self, settings: Settings, options: Arguments) -> Model:
+        """The builder's model.
+
+        Raises:
+            ValueError: a field has a value that the builder does not support.
+        """
+        arguments = self.arguments(settings)
+        settings.check_all_read()
+        return self.builder(**{**arguments, **options})

@@ -1,0 +1,118 @@
+"""Random inputs with padding, for a model of KerasHub and one of this library."""
+
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_tfm.checkpoints.keras_hub.source import Source
+from keras_tfm.models import Model
+
+ROWS, LENGTH, MASKED = 3, 11, 2
+# The input of token ids with the features: the decoder's, if there is one.
+_TARGETS = ("target", "tokens")
+
+
+class RandomInputs:
+    """The same random inputs under both names.
+
+    Attributes:
+        ours: those of our model, in its structure.
+        of_backbone: dict, those of the backbone.
+        of_task: dict, those of the task.
+    """
+
+    def __init__(self, model: Model, source: Source, seed: int = 0):
+        self._rng = np.random.default_rng(seed)
+        self._given, self._family = model.arguments, source.family
+        self._names = [x.name for x in model.inputs]
+        self._mask: np.ndarray | None = None
+        self._positions: np.ndarray | None = None
+        self._is_dict = isinstance(model.input, dict)
+        ours: dict[str, np.ndarray] = {}
+        theirs: dict[str, np.ndarray] = {}
+        for name, other in self._family.inputs.items():
+            if name == "segments":
+                ours[name] = theirs[other] = self._segments(ROWS)
+            else:
+                lengths = np.array([self.length, self.length // 2 + 1, 1])
+                ours[name], mask = self._ids(lengths)
+                theirs |= {other: ours[name], _mask_name(other): mask.astype("int32")}
+                if name in _TARGETS:
+                    self._mask = mask
+        self.ours = self._structured(ours)
+        self.of_backbone = self.of_task = theirs
+        if source.kind == "MaskedLM":
+            self._positions = self._rng.integers(0, self.length // 2 + 1, (ROWS, MASKED), "int32")
+            self._positions[-1] = 0  # the only token that is not padding
+            self.of_task = {**theirs, "mask_positions": self._positions}
+
+    @property
+    def length(self) -> int:
+        """The number of columns."""
+        return int(min(LENGTH, self._given.get("max_length") or LENGTH))
+
+    def real(self, x: Any) -> np.ndarray:
+        """The values at the tokens that are not padding: (B, T, ...) -> (N, ...)."""
+        array = np.asarray(ops.convert_to_numpy(x))
+        if self._mask is None or array.shape[:2] != self._mask.shape:
+            return array
+        return array[self._mask]
+
+    def masked(self, output: np.ndarray) -> np.ndarray:
+        """The logits (B, T, V) of a masked language model at chosen positions; others unchanged."""
+        if self._positions is None:
+            return output
+        return np.take_along_axis(output, self._positions[..., None], axis=1)
+
+    def prompts(self, new_tokens: int) -> tuple[Any, dict[str, np.ndarray], int, int | None]:
+        """Prompts of which both generate tokens.
+
+        Args:
+            new_tokens: int, how many to generate, if there are positions for them.
+
+        Returns:
+            Our inputs; KerasHub's; the length of the result, with the prompts; the start token of
+            an encoder-decoder model, or None.
+        """
+        total = self.length
+        known = max(1, total - new_tokens)
+        ours, theirs, start = dict[str, np.ndarray](), dict[str, np.ndarray](), None
+        for name, other in self._family.inputs.items():
+            if name in _TARGETS:
+                ids, _ = self._ids(np.full(ROWS, total))
+                if name == "target":
+                    known, start = 1, int(ids[0, 0])
+                    ids[:, 0] = start
+                else:
+                    ours[name] = ids[:, :known].copy()
+                mask = np.arange(total) < np.full((ROWS, 1), known)
+                ids[:, known:] = 0
+            else:
+                ids, mask = self._ids(np.array([total, total // 2 + 1, 1]))
+                ours[name] = ids
+            theirs |= {other: ids, _mask_name(other): mask.astype("int32")}
+        return self._structured(ours, {"target"}), theirs, total, start
+
+    def _ids(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids (B, T) of which the first `length` of each row are no padding, and the mask."""
+        pad_id = self._given.get("pad_id", 0) or 0
+        ids = self._rng.integers(0, self._given["vocabulary_size"] - 1, (len(lengths), self.length))
+        ids += ids >= pad_id
+        mask = np.arange(self.length) < lengths[:, None]
+        return np.where(mask, ids, pad_id).astype("int32"), mask
+
+    def _segments(self, rows: int) -> np.ndarray:
+        size = self._given["num_segments"] if "segments" in self._names else 1
+        return self._rng.integers(0, size, (rows, self.length), "int32")
+
+    def _structured(self, arrays: dict[str, np.ndarray], left_out: Any = ()) -> Any:
+        """Arrays in the structure of the model's inputs."""
+        names = [name for name in self._names if name not in left_out]
+        if self._is_dict:
+            return {name: arrays[name] for name in names}
+        return arrays[names[0]]
+
+
+def _mask_name(ids: str) -> str:
+    return ids.replace("token_ids", "padding_mask")

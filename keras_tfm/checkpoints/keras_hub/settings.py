@@ -1,0 +1,94 @@
+"""The configuration of a KerasHub backbone, of which every field must be read.
+
+Example:
+
+>>> from keras_tfm.checkpoints.keras_hub.settings import Settings
+>>> settings = Settings("BertBackbone", {"num_layers": 2, "dropout": 0.0}, {"dropout": 0.1})
+>>> settings["num_layers"]
+2
+>>> settings.only(dropout=0.0)
+>>> settings.check_all_read()
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import keras
+
+from keras_tfm.checkpoints.config import Arguments
+
+# Fields that every backbone has, which say nothing of the computation.
+_OF_ALL = ("name", "trainable", "dtype")
+
+
+class Settings:
+    """The arguments of a backbone, by name.
+
+    Args:
+        owner: str, name of the backbone's class, for messages.
+        fields: dict, its `get_config()`.
+        defaults: dict, the defaults of its constructor's arguments.
+        pad_id: int, the padding id of the preprocessor's tokenizer; None: unknown.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        fields: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        pad_id: int | None = None,
+    ):
+        self.owner, self.fields, self.defaults = owner, dict(fields), dict(defaults)
+        self.pad_id = pad_id
+        self._read: set[str] = set(_OF_ALL)
+
+    @classmethod
+    def of(cls, backbone: keras.Model, pad_id: int | None = None) -> "Settings":
+        """The settings of a backbone."""
+        parameters = inspect.signature(type(backbone).__init__).parameters
+        defaults = {name: x.default for name, x in parameters.items()}
+        # Some backbones leave arguments out of their configuration.
+        missing = {name: getattr(backbone, name) for name in parameters if hasattr(backbone, name)}
+        fields = {**missing, **backbone.get_config()}
+        return cls(type(backbone).__name__, fields, defaults, pad_id)
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a field."""
+        self._read.add(name)
+        return self.fields[name]
+
+    def rename(self, **names: str) -> Arguments:
+        """The builder's arguments that have other names in KerasHub: builder's name=field."""
+        return {ours: self[field] for ours, field in names.items()}
+
+    def only(self, **allowed: object) -> None:
+        """Raises if a field has an unsupported value.
+
+        Args:
+            allowed: by field, its only supported value, or a tuple of values.
+        """
+        for name, value in allowed.items():
+            values = value if isinstance(value, tuple) else (value,)
+            found = self.fields.get(name, values[0])
+            self._read.add(name)
+            if not any(found == x for x in values):
+                self.refuse(name, found, " or ".join(repr(x) for x in values))
+
+    def check_pad_id(self, pad_id: int) -> None:
+        """Raises if the preprocessor pads with another id than the family."""
+        if self.pad_id not in (None, pad_id):
+            raise ValueError(
+                f"{self.owner}: the id of padding must be {pad_id}, got a tokenizer with "
+                f"pad_token_id={self.pad_id}"
+            )
+
+    def check_all_read(self) -> None:
+        """Raises if a field that nothing reads differs from the constructor's default."""
+        for name, value in self.fields.items():
+            if name not in self._read and name in self.defaults and value != self.defaults[name]:
+                self.refuse(name, value, f"{self.defaults[name]!r}, its default")
+
+    def refuse(self, name: str, value: object, expected: str) -> NoReturn:
+        """Raises a ValueError that names the field."""
+        raise ValueError(f"{self.owner}: {name} must be {expected}, got {value!r}")
