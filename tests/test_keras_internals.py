@@ -298,6 +298,71 @@ def test_initialize_by_the_initializer():
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), np.ones((2, 3)))
 
 
+def test_read_when_used():
+    variable, reads = without_storage(), []
+
+    def read():
+        reads.append(1)
+        return np.full((2, 3), float(len(reads)), "float32")
+
+    keras_internals.read_when_used(variable, read)
+    assert not reads and variable.shape == (2, 3)
+    for number in (1.0, 2.0):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), np.full((2, 3), number))
+    assert not keras_internals.is_initialized(variable)
+    np.testing.assert_array_equal(keras_internals.read_value(variable), np.full((2, 3), 3.0))
+    keras_internals.initialize(variable)
+    assert keras_internals.is_initialized(variable) and len(reads) == 4
+    np.testing.assert_array_equal(keras_internals.read_value(variable), np.full((2, 3), 4.0))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="traces a graph of TensorFlow")
+def test_read_when_used_in_a_graph():
+    """It is no constant of the graph, but read when the graph runs."""
+    import tensorflow as tf
+
+    variable, reads = without_storage(), []
+
+    def read():
+        reads.append(1)
+        return np.full((2, 3), float(len(reads)), "float32")
+
+    keras_internals.read_when_used(variable, read)
+    function = tf.function(lambda x: keras.ops.matmul(x, variable))
+    x = np.ones((1, 2), "float32")
+    traced = function.get_concrete_function(tf.constant(x))
+    assert not reads and traced.structured_outputs.shape == (1, 3)
+    for number in (1.0, 2.0):
+        np.testing.assert_array_equal(function(x), np.full((1, 3), 2 * number))
+
+
+def test_read_value():
+    variable = keras.Variable(np.arange(6.0).reshape(2, 3), dtype="float32")
+    np.testing.assert_array_equal(
+        keras_internals.read_value(variable), np.arange(6.0).reshape(2, 3)
+    )
+
+
+def test_in_memory():
+    variable, reads = without_storage(), []
+
+    def read():
+        reads.append(1)
+        return np.full((2, 3), 5.0, "float32")
+
+    keras_internals.read_when_used(variable, read)
+    other = keras.Variable(np.zeros(2), dtype="float32")
+    with pytest.raises(KeyError), keras_internals.in_memory([variable, other]):
+        for _ in range(3):
+            np.testing.assert_array_equal(
+                keras.ops.convert_to_numpy(variable), np.full((2, 3), 5.0)
+            )
+        assert keras_internals.is_initialized(variable) and len(reads) == 1
+        raise KeyError
+    assert not keras_internals.is_initialized(variable)
+    assert keras_internals.is_initialized(other)
+
+
 def test_is_functional():
     x = keras.Input((3,))
     model = keras.Model(x, keras.layers.Dense(2)(x))

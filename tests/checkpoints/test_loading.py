@@ -14,11 +14,12 @@ from keras_weights import randomize
 from small_checkpoints import encoded
 from traced_memory import at_most
 
-from keras_tfm import models
+from keras_tfm import keras_internals, models
 from keras_tfm.checkpoints import huggingface, load_huggingface, save_huggingface
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.rows import contiguous
 from keras_tfm.checkpoints.tensors import TensorKind, Tensors, write_tensors
+from keras_tfm.generation import generate
 from keras_tfm.layers.embeddings.lookup import is_traced
 
 SINGLE = "model.safetensors"
@@ -306,6 +307,52 @@ def test_too_little_memory_is_said_before_the_first_tensor_is_read(folder, monke
     # Norms have four bytes a parameter.
     sizes = {"bfloat16": 2, "float32": 4}
     assert needed == sum(sizes[x.dtype] * int(np.prod(x.shape)) for x in weights)
+
+
+# Large weights that stay in the files
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A folder whose table and kernels are large, but for a fused one of two groups of heads."""
+    model = randomize(models.llama(701, dim=256, num_layers=2, num_heads=4, intermediate_dim=512))
+    save_huggingface(model, tmp_path)
+    return tmp_path
+
+
+def test_large_weights_stay_in_the_files(large):
+    model = load_huggingface(large, lazy=True)
+    whole = load_huggingface(large)
+    for x, y in zip(model.weights, whole.weights, strict=True):
+        assert keras_internals.is_initialized(x) == (np.prod(x.shape) < 1 << 16), x.path
+        np.testing.assert_array_equal(to_numpy(x), to_numpy(y))
+        assert keras_internals.is_initialized(x) == (np.prod(x.shape) < 1 << 16), x.path
+    ids = np.array([[3, 4, 5], [700, 1, 2]])
+    np.testing.assert_allclose(to_numpy(model(ids)), to_numpy(whole(ids)), 1e-5, 1e-5)
+    assert model.count_params() == whole.count_params()
+
+
+def test_a_lazy_model_is_resized_and_generates(large):
+    ids = np.array([[3, 4, 5]])
+    options = {"vocabulary_size": 709, "max_length": 12}
+    with pytest.warns(UserWarning, match="vocabulary_size is 709 instead of 701"):
+        resized, whole = (load_huggingface(large, lazy=x, **options) for x in (True, False))
+    assert resized(ids).shape == (1, 3, 709)
+    np.testing.assert_allclose(to_numpy(resized(ids)), to_numpy(whole(ids)), 1e-5, 1e-5)
+    lazy, whole = (load_huggingface(large, lazy=x) for x in (True, False))
+    tokens = [generate(x, ids, max_length=9, end_id=None).tokens for x in (lazy, whole)]
+    np.testing.assert_array_equal(*map(to_numpy, tokens))
+
+
+@pytest.mark.parametrize(
+    "change", [rewrite, lambda file: file.unlink(), lambda file: os.truncate(file, 700)]
+)
+def test_a_file_that_changes_before_a_weight_is_used(change, large):
+    model = load_huggingface(large, lazy=True)
+    change(large / SINGLE)
+    with pytest.raises(ValueError, match=r"model.safetensors was changed while it was") as error:
+        to_numpy(model.weights[0])
+    assert "\n" not in str(error.value)
 
 
 MUTATIONS = [b"0", b"9", b"-", b'"', b"[", b"]", b"{", b"}", b",", b":", b" ", b"F", b"e", b"."]

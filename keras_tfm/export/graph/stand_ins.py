@@ -388,6 +388,8 @@ class _Filling:
     ) -> dict[tuple[object, ...], tuple[int, ...]]:
         """The permutation of axes, by the group of a stand-in and the shape of the constant."""
         orders: dict[tuple[object, ...], set[tuple[int, ...]]] = {}
+        # A graph may be the only one with signs, and not use the weight.
+        with_signs = {(y.group, *_shape(x.tensor)) for x, y, _ in matched if x.signs is not None}
         for x, stand_in, _ in matched:
             shape = _shape(x.tensor)
             key = (stand_in.group, *shape)
@@ -398,7 +400,7 @@ class _Filling:
                     if np.array_equal(stand_in.signs.transpose(order).reshape(shape), x.signs)
                 ]
                 orders.setdefault(key, set()).update(possible[:1])
-            elif x.size > _LARGEST_OF_ANY_SHAPE and _is_oblong(stand_in.shape):
+            elif key not in with_signs and _is_oblong(stand_in.shape):
                 known: dict[tuple[int, ...], tuple[int, ...]]
                 known = {stand_in.shape: (0, 1), stand_in.shape[::-1]: (1, 0)}
                 matrix = tuple(size for size in shape if size > 1)
