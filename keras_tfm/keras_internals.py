@@ -89,6 +89,11 @@ def sublayers(layer: "keras.Layer") -> list[Any]:
     return layer._flatten_layers(include_self=False)
 
 
+def child_layers(layer: "keras.Layer") -> list[Any]:
+    """The layers directly inside a layer or model, each once."""
+    return layer._flatten_layers(recursive=False, include_self=False)
+
+
 def own_trainable_variables(layer: "keras.Layer") -> list[Any]:
     """The trainable variables that a layer created itself, without those of its sublayers."""
     return list(layer._trainable_variables)

@@ -14,6 +14,7 @@ from keras_tfm import keras_internals
 from keras_tfm.keras_internals import (
     accepts_training,
     calls_of,
+    child_layers,
     get_mask,
     layout_of,
     nodes_in_order,
@@ -163,6 +164,15 @@ def test_sublayers():
     assert sublayers(holder) == [holder.inner]
 
 
+def test_child_layers():
+    holder = Holder()
+    x = keras.Input((2,))
+    model = keras.Model(x, holder(x))
+    assert holder in child_layers(model)
+    assert holder.inner not in child_layers(model)
+    assert child_layers(holder) == [holder.inner]
+
+
 def test_own_trainable_variables():
     holder = Holder()
     holder.build((None, 2))
@@ -203,19 +213,64 @@ def test_run_after_build():
     assert seen == [True]
 
 
-@pytest.mark.parametrize("mode", ["int8", "int4", "int4 in one block", "float8", None])
-def test_float_kernel(mode):
-    layer = keras.layers.Dense(5)
-    layer.build((None, 4))
-    exact = keras.ops.convert_to_numpy(layer.kernel)
+LAYERS = {
+    "dense": (lambda: keras.layers.Dense(5), (None, 4), ("kernel",)),
+    "einsum in": (
+        lambda: keras.layers.EinsumDense("abc,cde->abde", (None, 2, 5)), (None, None, 4),
+        ("kernel",),
+    ),
+    "einsum out": (
+        lambda: keras.layers.EinsumDense("abde,dec->abc", (None, 4)), (None, None, 2, 5),
+        ("kernel",),
+    ),
+    "embedding": (lambda: keras.layers.Embedding(7, 5), (None,), ("embeddings",)),
+    "tied": (lambda: keras.layers.ReversibleEmbedding(7, 5), (None,), ("embeddings",)),
+    "untied": (
+        lambda: keras.layers.ReversibleEmbedding(7, 5, tie_weights=False), (None,),
+        ("embeddings", "reverse_embeddings"),
+    ),
+}  # fmt: skip
+
+
+MODES = ["int8", "int4", "int4 in one block", "float8", None]
+# Keras has no float8 embeddings.
+CASES = [
+    (x, mode) for x in LAYERS for mode in MODES if mode != "float8" or LAYERS[x][2] == ("kernel",)
+]
+
+
+@pytest.mark.parametrize("kind, mode", CASES)
+def test_float_kernel(kind, mode):
+    make, shape, names = LAYERS[kind]
+    layer = make()
+    layer.build(shape)
+    exact = {name: keras.ops.convert_to_numpy(getattr(layer, name)) for name in names}
     if mode == "int4 in one block":  # symmetric, without zero points
         config = keras.quantizers.Int4QuantizationConfig(block_size=None)
         layer.quantize("int4", config=config)
     elif mode:
         layer.quantize(mode)
     levels = {"int8": 127, "float8": 1e6, None: 1e6}.get(mode, 7)
-    found = keras.ops.convert_to_numpy(keras_internals.float_kernel(layer))
-    np.testing.assert_allclose(found, exact, atol=np.abs(exact).max() / levels)
+    for name, value in exact.items():
+        found = keras.ops.convert_to_numpy(keras_internals.float_kernel(layer, name))
+        np.testing.assert_allclose(found, value, atol=np.abs(value).max() / levels)
+
+
+@pytest.mark.parametrize("mode", ["int8", "int4", None])
+@pytest.mark.parametrize("kind", ["dense", "einsum in", "embedding"])
+def test_float_kernel_merges_adapters(kind, mode):
+    make, shape, (name,) = LAYERS[kind]
+    layer = make()
+    layer.build(shape)
+    if mode:
+        layer.quantize(mode)
+    before = keras.ops.convert_to_numpy(keras_internals.float_kernel(layer, name))
+    layer.enable_lora(2, lora_alpha=6)
+    a, b = (getattr(layer, f"lora_{name}_{x}") for x in "ab")
+    b.assign(np.arange(10.0).reshape(2, 5))
+    found = keras.ops.convert_to_numpy(keras_internals.float_kernel(layer, name))
+    update = 3 * keras.ops.convert_to_numpy(keras.ops.matmul(a, b))
+    np.testing.assert_allclose(found, before + update, atol=1e-5)
 
 
 def test_get_mask_and_set_mask():

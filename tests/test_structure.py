@@ -67,13 +67,15 @@ INTERNALS = {
 
 # Private attributes of Keras 3.15 objects: layers, models, tensors, optimizers, iterators, losses.
 PRIVATE = {
-    "_aggregate_additional_loss", "_all_reduce_sum_gradients", "_apply_weight_decay",
+    "_adjust_scale_for_dequant", "_aggregate_additional_loss", "_all_reduce_sum_gradients",
+    "_apply_weight_decay",
     "_assert_input_compatibility", "_backend_update_step",
     "_call_context_args", "_call_has_mask_arg", "_call_has_training_arg",
     "_compile_loss", "_compile_metrics", "_compute_loss", "_convert_to_tensor",
     "_deferred_initialize",
     "_distribute_strategy", "_distributed_dataset", "_enumerate_iterator", "_flat_losses",
     "_flatten_layers", "_functional", "_inbound_nodes", "_initial_epoch", "_initial_seed",
+    "_int4_unpacked_column_size",
     "_iterations", "_keras_history", "_keras_mask", "_layers", "_layer_checkpoint_dependencies",
     "_layout",
     "_loss_tracker", "_maybe_symbolic_build", "_metrics", "_nested_inputs", "_nested_outputs",

@@ -79,9 +79,9 @@ def _outputs(
         if source.kind in GENERATING:
             yield "logits", inputs.real(output), inputs.real(theirs)
         else:
-            yield "output", inputs.masked(_array(output)), _array(theirs)
+            yield "output", inputs.at_masks(_array(output)), _array(theirs)
     elif model.head is not None:
-        theirs = source.backbone.token_embedding(features, reverse=True)
+        theirs = source.family.logits(source.backbone, features)
         yield "logits", inputs.real(output), inputs.real(theirs)
 
 
@@ -92,13 +92,13 @@ def _array(x: Any) -> Array:
 def _first_difference(model: Model, source: Source, inputs: RandomInputs) -> str:
     """Where the two begin to differ, in words."""
     lists = [getattr(source.backbone, name) for name in source.family.blocks]
-    theirs = [block for blocks in lists for block in blocks]
+    theirs = keras.tree.flatten([list(blocks) for blocks in lists])
     ours = list(model.blocks)
     if not ours or not theirs:
         return "somewhere"
-    with _recorded(theirs) as expected:
+    with _record_calls(theirs) as expected:
         source.backbone(inputs.of_backbone, training=False)
-    with _recorded(ours) as found:
+    with _record_calls(ours) as found:
         model(inputs.ours, training=False)
     if len(found) != len(expected):
         return f"in their blocks, {len(found)} and {len(expected)}"
@@ -124,7 +124,7 @@ Record: TypeAlias = tuple[str, Any, Any]
 
 
 @contextmanager
-def _recorded(layers: list[Any]) -> Iterator[list[Record]]:
+def _record_calls(layers: list[Any]) -> Iterator[list[Record]]:
     """The name, first input and first output of each call of these layers."""
     records: list[Record] = []
 

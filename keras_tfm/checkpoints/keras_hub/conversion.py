@@ -84,7 +84,7 @@ def from_keras_hub(
     variables = Variables(source.model)
     settings = source.settings
     with without_storage():
-        made = source.family.make(settings, options)
+        made = source.family.make(settings, source.kind, options)
         made = add_head(made, source.task, source.kind, source.family)
     entries = source.family.entries(made)
     _check_complete(source, made, variables, entries)
@@ -149,7 +149,8 @@ def to_keras_hub(model: keras.Model, backbone: keras.Model, *, verify: bool = Tr
     _check_arguments(made, source)
     values: dict[str, np.ndarray] = {}
     for entry in family.entries(made):
-        values |= entry.save(ops.convert_to_numpy(entry.weight))
+        parts = entry.transform.save(ops.convert_to_numpy(entry.weight))
+        values |= dict(zip(entry.tensors, parts, strict=True))
     known = set(variables.paths)
     head = {name for name in values if name not in known}
     if head and source.kind is not None:

@@ -1,43 +1,53 @@
 """Decoder-only language models of KerasHub."""
 
+from dataclasses import replace
 from typing import Any
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments
 from keras_tfm.checkpoints.keras_hub.family import HubFamily
-from keras_tfm.checkpoints.keras_hub.rows import attention, dense, rms_norm
+from keras_tfm.checkpoints.keras_hub.rows import attention, dense, norm, rms_norm
 from keras_tfm.checkpoints.keras_hub.settings import Settings
 from keras_tfm.checkpoints.rows import Row
-from keras_tfm.layers import Llama3Scaling
+from keras_tfm.layers import LinearScaling, Llama3Scaling
+
+
+def _attention(
+    model: models.Model, path: str, layer: str, heads_first: bool = False
+) -> tuple[Row, ...]:
+    """The rows of a self-attention whose keys and values may have fewer heads than queries."""
+    given = model.arguments
+    heads, groups = given["num_heads"], given["num_key_value_heads"] or given["num_heads"]
+    width = given["head_dim"] or given["dim"] // heads
+    return attention(
+        path,
+        layer,
+        given["dim"],
+        width,
+        (heads * width, groups * width, groups * width),
+        bias=bool(given["attention_bias"]),
+        output_bias=False,
+        heads_first=heads_first,
+    )
 
 
 def _llama_table(model: models.Model) -> tuple[Row, ...]:
     """The table of Llama, Mistral and Qwen."""
-    given = model.arguments
     path, layer = "decoder_{i}", "transformer_layer_{i}"
-    heads, groups = given["num_heads"], given["num_key_value_heads"] or given["num_heads"]
-    width = given.get("head_dim") or given["dim"] // heads
+    gates = (f"{layer}/feedforward_gate_dense", f"{layer}/feedforward_intermediate_dense")
+    norms = {
+        f"{path}/self_attention_residual/norm": f"{layer}/self_attention_layernorm",
+        f"{path}/self_attention/query_norm": f"{layer}/self_attention/query_dense_layernorm",
+        f"{path}/self_attention/key_norm": f"{layer}/self_attention/key_dense_layernorm",
+        f"{path}/feed_forward_residual/norm": f"{layer}/feedforward_layernorm",
+        "decoder_norm": "sequence_output_layernorm",
+    }
     return (
         Row("embedding/embeddings", ("token_embedding/embeddings",)),
-        *attention(
-            f"{path}/self_attention",
-            f"{layer}/self_attention",
-            given["dim"],
-            width,
-            (heads * width, groups * width, groups * width),
-            bias=bool(given["attention_bias"]),
-            output_bias=False,
-        ),
-        *rms_norm(f"{path}/self_attention_residual/norm", f"{layer}/self_attention_layernorm"),
-        *dense(
-            f"{path}/feed_forward/inner",
-            f"{layer}/feedforward_gate_dense",
-            f"{layer}/feedforward_intermediate_dense",
-            bias=False,
-        ),
+        *_attention(model, f"{path}/self_attention", f"{layer}/self_attention"),
+        *dense(f"{path}/feed_forward/inner", *gates, bias=False),
         *dense(f"{path}/feed_forward/outer", f"{layer}/feedforward_output_dense", bias=False),
-        *rms_norm(f"{path}/feed_forward_residual/norm", f"{layer}/feedforward_layernorm"),
-        *rms_norm("decoder_norm", "sequence_output_layernorm"),
+        *(row for weight, name in norms.items() for row in rms_norm(weight, name)),
         Row("output/kernel", ("token_embedding/reverse_embeddings",)),
     )
 
@@ -73,14 +83,173 @@ def _llama_arguments(settings: Settings) -> Arguments:
     return {**_decoder_arguments(settings), "rope_scaling": _llama_scaling(settings)}
 
 
-def _llama(backbone: str) -> HubFamily:
-    return HubFamily(
-        backbone=backbone,
-        builder=models.llama,
-        arguments=_llama_arguments,
-        table=_llama_table,
+LLAMA = HubFamily("LlamaBackbone", models.llama, _llama_arguments, _llama_table)
+LLAMA3 = replace(LLAMA, backbone="Llama3Backbone")
+
+
+def _linear_scaling(settings: Settings) -> LinearScaling | None:
+    factor = settings["rope_scaling_factor"]
+    return None if factor == 1.0 else LinearScaling(factor)
+
+
+def _mistral_arguments(settings: Settings) -> Arguments:
+    settings.fields.setdefault("tie_word_embeddings", False)
+    return {
+        **_decoder_arguments(settings),
+        "rope_scaling": _linear_scaling(settings),
+        "windows": settings["sliding_window"],
+        "head_dim": settings["head_dim"],
+    }
+
+
+MISTRAL = replace(LLAMA, backbone="MistralBackbone", arguments=_mistral_arguments)
+
+
+def _qwen_arguments(settings: Settings) -> Arguments:
+    window = settings["sliding_window_size"]
+    return {
+        **_decoder_arguments(settings),
+        "rope_scaling": _linear_scaling(settings),
+        "attention_bias": ["query", "key", "value"],
+        "windows": window if settings["use_sliding_window_attention"] else None,
+    }
+
+
+QWEN = replace(LLAMA, backbone="QwenBackbone", arguments=_qwen_arguments)
+
+
+def _qwen3_arguments(settings: Settings) -> Arguments:
+    return {
+        **_decoder_arguments(settings),
+        "rope_scaling": _linear_scaling(settings),
+        "head_dim": settings["head_dim"],
+        "windows": settings["sliding_window_size"],
+        "query_key_norm": True,
+    }
+
+
+QWEN3 = replace(LLAMA, backbone="Qwen3Backbone", arguments=_qwen3_arguments)
+
+
+def _gemma_table(model: models.Model) -> tuple[Row, ...]:
+    """The table of Gemma, whose norms have a scale of 1 + w."""
+    path, layer = "decoder_{i}", "decoder_block_{i}"
+    norms = {
+        f"{path}/self_attention_residual/norm": f"{layer}/pre_attention_norm",
+        f"{path}/self_attention_residual/output_norm": f"{layer}/post_attention_norm",
+        f"{path}/self_attention/query_norm": f"{layer}/attention/query_norm",
+        f"{path}/self_attention/key_norm": f"{layer}/attention/key_norm",
+        f"{path}/feed_forward_residual/norm": f"{layer}/pre_ffw_norm",
+        f"{path}/feed_forward_residual/output_norm": f"{layer}/post_ffw_norm",
+        "decoder_norm": "final_normalization",
+    }
+    gates = (f"{layer}/ffw_gating", f"{layer}/ffw_gating_2")
+    return (
+        Row("embedding/embeddings", ("token_embedding/embeddings",)),
+        *_attention(model, f"{path}/self_attention", f"{layer}/attention", heads_first=True),
+        *dense(f"{path}/feed_forward/inner", *gates, bias=False),
+        *dense(f"{path}/feed_forward/outer", f"{layer}/ffw_linear", bias=False),
+        *(row for weight, name in norms.items() for row in rms_norm(weight, name, offset=1.0)),
     )
 
 
-LLAMA = _llama("LlamaBackbone")
-LLAMA3 = _llama("Llama3Backbone")
+def _shared_gemma_arguments(settings: Settings) -> Arguments:
+    settings.only(layer_norm_epsilon=1e-6)  # KerasHub's blocks have that one, whatever it says
+    settings["query_head_dim_normalize"]  # KerasHub's blocks take it to be true
+    settings.only(use_post_ffw_norm=settings["use_post_attention_norm"])
+    return settings.rename(
+        vocabulary_size="vocabulary_size",
+        dim="hidden_dim",
+        num_layers="num_layers",
+        num_heads="num_query_heads",
+        intermediate_dim="intermediate_dim",
+        num_key_value_heads="num_key_value_heads",
+        head_dim="head_dim",
+        rms_norm_epsilon="layer_norm_epsilon",
+        attention_dropout="dropout",
+        post_norm="use_post_attention_norm",
+        attention_logit_soft_cap="attention_logit_soft_cap",
+        final_logit_soft_cap="final_logit_soft_cap",
+    )
+
+
+def _windows(settings: Settings, period: int) -> list[int | None] | None:
+    """The window of each block: all but every `period`-th have one."""
+    size, layers = settings["sliding_window_size"], settings["num_layers"]
+    if not settings["use_sliding_window_attention"]:
+        return None
+    return [None if i % period == period - 1 else size for i in range(layers)]
+
+
+def _gemma_arguments(settings: Settings) -> Arguments:
+    arguments = _shared_gemma_arguments(settings)
+    # KerasHub's number is that of both projections together.
+    arguments["intermediate_dim"] //= 2
+    return {**arguments, "windows": _windows(settings, 2)}
+
+
+def _gemma3_arguments(settings: Settings) -> Arguments:
+    if settings["vision_encoder"] is not None:
+        raise ValueError(
+            "Gemma 3's vision is not supported: give a Gemma3Backbone with vision_encoder=None "
+            "and the same weights"
+        )
+    settings["image_size"]  # of the vision
+    settings.only(
+        use_bidirectional_attention=False, is_embedding_model=False, local_rope_scaling_factor=1.0
+    )
+    factor = settings["global_rope_scaling_factor"]
+    return {
+        **_shared_gemma_arguments(settings),
+        "query_key_norm": settings["use_query_key_norm"],
+        "windows": _windows(settings, 6),
+        "rope_theta": 1e6,
+        "local_rope_theta": 1e4,
+        "rope_scaling": None if factor == 1.0 else LinearScaling(factor),
+    }
+
+
+GEMMA = HubFamily("GemmaBackbone", models.gemma, _gemma_arguments, _gemma_table)
+GEMMA3 = replace(GEMMA, backbone="Gemma3Backbone", arguments=_gemma3_arguments)
+
+
+def decoder_block(model: models.Model, path: str, layer: str) -> tuple[Row, ...]:
+    """The rows of a `TransformerDecoder` of KerasHub without cross-attention."""
+    dim, heads = model.arguments["dim"], model.arguments["num_heads"]
+    return (
+        *attention(
+            f"{path}/self_attention",
+            f"{layer}/self_attention",
+            dim,
+            dim // heads,
+            (dim, dim, dim),
+        ),
+        *norm(f"{path}/self_attention_residual/norm", f"{layer}/self_attention_layer_norm"),
+        *dense(f"{path}/feed_forward/inner", f"{layer}/feedforward_intermediate_dense"),
+        *dense(f"{path}/feed_forward/outer", f"{layer}/feedforward_output_dense"),
+        *norm(f"{path}/feed_forward_residual/norm", f"{layer}/feedforward_layer_norm"),
+    )
+
+
+def _gpt2_arguments(settings: Settings) -> Arguments:
+    return settings.rename(
+        vocabulary_size="vocabulary_size",
+        dim="hidden_dim",
+        num_layers="num_layers",
+        num_heads="num_heads",
+        intermediate_dim="intermediate_dim",
+        dropout="dropout",
+        max_length="max_sequence_length",
+    )
+
+
+def _gpt2_table(model: models.Model) -> tuple[Row, ...]:
+    return (
+        Row("embedding/embeddings", ("token_embedding/embeddings",)),
+        Row("positions/positions", ("position_embedding/embeddings",)),
+        *decoder_block(model, "decoder_{i}", "transformer_layer_{i}"),
+        *norm("decoder_norm", "layer_norm"),
+    )
+
+
+GPT2 = HubFamily("GPT2Backbone", models.gpt, _gpt2_arguments, _gpt2_table)

@@ -1,12 +1,18 @@
 """Text encoders of KerasHub."""
 
+from dataclasses import replace
+
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments
 from keras_tfm.checkpoints.keras_hub.family import HubFamily
-from keras_tfm.checkpoints.keras_hub.rows import HEADS, attention, dense, norm
+from keras_tfm.checkpoints.keras_hub.rows import HEADS, Positions, attention, dense, norm
 from keras_tfm.checkpoints.keras_hub.settings import Settings
 from keras_tfm.checkpoints.rows import Row
+from keras_tfm.checkpoints.transforms import Same
 from keras_tfm.layers import gelu_tanh
+
+_WITH_SEGMENTS = {"tokens": "token_ids", "segments": "segment_ids"}
+_POOLED = {"features": "sequence_output", "pooled": "pooled_output"}
 
 
 def block(model: models.Model, path: str, layer: str) -> tuple[Row, ...]:
@@ -27,7 +33,26 @@ def block(model: models.Model, path: str, layer: str) -> tuple[Row, ...]:
     )
 
 
-def encoder_arguments(settings: Settings) -> Arguments:
+def _table(model: models.Model, embeddings: str = "") -> tuple[Row, ...]:
+    """The table of BERT and its successors.
+
+    Args:
+        model: the model.
+        embeddings: str, path of the layer of the embeddings and a slash, if there is one.
+    """
+    pad_id = model.arguments.get("pad_id")
+    positions = Same() if pad_id is None else Positions(pad_id + 1)
+    return (
+        Row("embedding/embeddings", (f"{embeddings}token_embedding/embeddings",)),
+        Row("segment_embedding/segments", ("segment_embedding/embeddings",)),
+        Row("positions/positions", (f"{embeddings}position_embedding/embeddings",), positions),
+        *norm("embedding_norm", "embeddings_layer_norm"),
+        *block(model, "encoder_{i}", "transformer_layer_{i}"),
+        *HEADS,
+    )
+
+
+def _arguments(settings: Settings) -> Arguments:
     """The builder's arguments that BERT and its successors have in common."""
     return settings.rename(
         vocabulary_size="vocabulary_size",
@@ -40,32 +65,131 @@ def encoder_arguments(settings: Settings) -> Arguments:
     )
 
 
-def _bert_table(model: models.Model) -> tuple[Row, ...]:
-    return (
-        Row("embedding/embeddings", ("token_embedding/embeddings",)),
-        Row("segment_embedding/segments", ("segment_embedding/embeddings",)),
-        Row("positions/positions", ("position_embedding/embeddings",)),
-        *norm("embedding_norm", "embeddings_layer_norm"),
-        *block(model, "encoder_{i}", "transformer_layer_{i}"),
-        *HEADS,
-    )
-
-
 def _bert_arguments(settings: Settings) -> Arguments:
     settings.check_pad_id(0)
-    return {
-        **encoder_arguments(settings),
-        "num_segments": settings["num_segments"],
-        "activation": gelu_tanh,
-        "layer_norm_epsilon": 1e-12,
-    }
+    arguments = {"activation": gelu_tanh, "layer_norm_epsilon": 1e-12}
+    return {**_arguments(settings), "num_segments": settings["num_segments"], **arguments}
 
 
 BERT = HubFamily(
     backbone="BertBackbone",
     builder=models.bert,
     arguments=_bert_arguments,
-    table=_bert_table,
-    inputs={"tokens": "token_ids", "segments": "segment_ids"},
-    outputs={"features": "sequence_output", "pooled": "pooled_output"},
+    table=_table,
+    inputs=_WITH_SEGMENTS,
+    outputs=_POOLED,
+)
+
+
+def _roberta_arguments(settings: Settings, multilingual: bool = False) -> Arguments:
+    return {
+        **_arguments(settings),
+        "activation": "gelu",
+        "layer_norm_epsilon": 1e-5,
+        "num_segments": 0,
+        "pad_id": 1 if settings.pad_id is None else settings.pad_id,
+        "multilingual": multilingual,
+    }
+
+
+ROBERTA = HubFamily(
+    backbone="RobertaBackbone",
+    builder=models.roberta,
+    arguments=_roberta_arguments,
+    table=lambda model: _table(model, "embeddings/"),
+)
+XLM_ROBERTA = replace(
+    ROBERTA,
+    backbone="XLMRobertaBackbone",
+    arguments=lambda settings: _roberta_arguments(settings, multilingual=True),
+)
+
+
+def _distilbert_arguments(settings: Settings) -> Arguments:
+    settings.check_pad_id(0)
+    arguments = {"activation": "gelu", "layer_norm_epsilon": 1e-12, "pooler_activation": "relu"}
+    return {**_arguments(settings), **arguments}
+
+
+DISTILBERT = HubFamily(
+    backbone="DistilBertBackbone",
+    builder=models.distilbert,
+    arguments=_distilbert_arguments,
+    table=lambda model: _table(model, "embeddings/"),
+)
+
+
+def _albert_arguments(settings: Settings) -> Arguments:
+    settings.only(num_groups=1, num_inner_repetitions=1)
+    return {**_bert_arguments(settings), "embedding_dim": settings["embedding_dim"]}
+
+
+def _albert_table(model: models.Model) -> tuple[Row, ...]:
+    rows = [row for row in _table(model) if not row.weight.startswith("encoder_")]
+    projection = dense("embedding_projection", "embedding_projection")
+    return (*rows, *projection, *block(model, "encoder", "group_0_inner_layer_0"))
+
+
+ALBERT = HubFamily(
+    backbone="AlbertBackbone",
+    builder=models.albert,
+    arguments=_albert_arguments,
+    table=_albert_table,
+    inputs=_WITH_SEGMENTS,
+    blocks=("transformer_layers",),
+    outputs=_POOLED,
+)
+
+
+def _electra_arguments(settings: Settings) -> Arguments:
+    settings.fields["vocabulary_size"] = settings["vocab_size"]
+    return {**_bert_arguments(settings), "embedding_dim": settings["embedding_dim"]}
+
+
+ELECTRA = HubFamily(
+    backbone="ElectraBackbone",
+    builder=models.electra,
+    arguments=_electra_arguments,
+    table=lambda model: (
+        *_table(model),
+        *dense("embedding_projection", "embeddings_projection"),
+    ),
+    inputs=_WITH_SEGMENTS,
+    outputs=_POOLED,
+)
+
+
+def _deberta_arguments(settings: Settings) -> Arguments:
+    settings.check_pad_id(0)
+    return {
+        **_arguments(settings),
+        "activation": "gelu",
+        "layer_norm_epsilon": 1e-7,
+        "num_buckets": settings["bucket_size"],
+        "max_distance": settings["max_sequence_length"],
+        "pooler_activation": "gelu",
+    }
+
+
+def _deberta_table(model: models.Model) -> tuple[Row, ...]:
+    path, layer = "encoder_{i}", "disentangled_attention_encoder_layer_{i}"
+    output = "self_attention/output_projection"
+    rows = [row for row in block(model, path, layer) if output not in row.weight]
+    table = "encoder_0/self_attention/relative_positions"  # one for all blocks
+    return (
+        Row("embedding/embeddings", ("token_embedding/embeddings",)),
+        *norm("embedding_norm", "embeddings_layer_norm"),
+        Row(f"{table}/table", ("rel_embedding/rel_embedding",)),
+        *norm(f"{table}/norm", "rel_embedding/rel_embeddings_layer_norm"),
+        *rows,
+        *dense(f"{path}/{output}", f"{layer}/self_attention_layer/attention_output"),
+        *HEADS,
+    )
+
+
+DEBERTA = HubFamily(
+    backbone="DebertaV3Backbone",
+    builder=models.deberta,
+    arguments=_deberta_arguments,
+    table=_deberta_table,
 )

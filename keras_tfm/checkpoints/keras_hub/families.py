@@ -9,11 +9,14 @@ Example:
 
 import keras
 
-from keras_tfm.checkpoints.keras_hub import decoders, encoders
+from keras_tfm.checkpoints.keras_hub import decoders, encoder_decoders, encoders
 from keras_tfm.checkpoints.keras_hub.family import HubFamily
 
 FAMILIES: dict[str, HubFamily] = {
-    family.backbone: family for family in (encoders.BERT, decoders.LLAMA, decoders.LLAMA3)
+    x.backbone: x
+    for module in (encoders, decoders, encoder_decoders)
+    for x in vars(module).values()
+    if isinstance(x, HubFamily)
 }
 
 

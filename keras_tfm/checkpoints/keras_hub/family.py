@@ -1,7 +1,9 @@
 """A family of KerasHub's backbones: its table of weights and its arguments."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import keras
 
@@ -25,6 +27,7 @@ class HubFamily:
         blocks: KerasHub's attributes with the lists of blocks, in the order in which they run.
         outputs: dict from "features" and "pooled" to the keys of the backbone's outputs. Default:
             the backbone returns the features.
+        logits: function of a backbone and its features that returns the logits of its task.
         head_arguments: dict from the kind of a task, such as "TextClassifier", to the head's
             arguments that are always the same.
     """
@@ -36,18 +39,28 @@ class HubFamily:
     inputs: Mapping[str, str] = field(default_factory=lambda: {"tokens": "token_ids"})
     blocks: tuple[str, ...] = ("transformer_layers",)
     outputs: Mapping[str, str] = field(default_factory=dict)
+    logits: Callable[[Any, Any], Any] = lambda backbone, x: backbone.token_embedding(
+        x, reverse=True
+    )
     head_arguments: Mapping[str, Arguments] = field(default_factory=dict)
 
     def entries(self, model: Model) -> list[Entry]:
         """An entry for each weight of a model."""
         return entries(self.table(model), model, f"KerasHub {self.backbone}")
 
-    def make(self, settings: Settings, options: Arguments) -> Model:
+    def make(self, settings: Settings, kind: str | None, options: Arguments) -> Model:
         """The builder's model.
+
+        Args:
+            settings: the settings of the backbone.
+            kind: str, the kind of the task, or None.
+            options: arguments that override those of the backbone.
 
         Raises:
             ValueError: a field has a value that the builder does not support.
         """
         arguments = self.arguments(settings)
         settings.check_all_read()
+        if kind == "TextEmbedder" and "pad_id" in inspect.signature(self.builder).parameters:
+            arguments.setdefault("pad_id", settings.pad_id or 0)  # of a decoder-only model
         return self.builder(**{**arguments, **options})

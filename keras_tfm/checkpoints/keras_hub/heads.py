@@ -18,7 +18,7 @@ KINDS = (
     "ImageClassifier",
 )
 GENERATING = ("Seq2SeqLM", "CausalLM")
-_POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
+_POOLINGS = {"mean": "mean", "cls": "first", "max": "max", "last": "last"}
 
 
 def kind_of(task: keras.Model) -> str:

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_tfm.checkpoints.keras_hub.source import Source
 from keras_tfm.models import Model
+from keras_tfm.models.encoder_decoders.whisper import SAMPLES_PER_POSITION
 
 ROWS, LENGTH, MASKED = 3, 11, 2
 # The input of token ids with the features: the decoder's, if there is one.
@@ -33,14 +34,16 @@ class RandomInputs:
         theirs: dict[str, np.ndarray] = {}
         for name, other in self._family.inputs.items():
             if name == "segments":
-                ours[name] = theirs[other] = self._segments(ROWS)
+                ours[name] = theirs[other] = self._segments()
+            elif name == "audio":
+                ours[name], theirs[other] = self._speech(model)
             else:
                 lengths = np.array([self.length, self.length // 2 + 1, 1])
                 ours[name], mask = self._ids(lengths)
                 theirs |= {other: ours[name], _mask_name(other): mask.astype("int32")}
                 if name in _TARGETS:
                     self._mask = mask
-        self.ours = self._structured(ours)
+        self.ours = self._in_structure(ours)
         self.of_backbone = self.of_task = theirs
         if source.kind == "MaskedLM":
             self._positions = self._rng.integers(0, self.length // 2 + 1, (ROWS, MASKED), "int32")
@@ -59,7 +62,7 @@ class RandomInputs:
             return array
         return array[self._mask]
 
-    def masked(self, output: np.ndarray) -> np.ndarray:
+    def at_masks(self, output: np.ndarray) -> np.ndarray:
         """The logits (B, T, V) of a masked language model at chosen positions; others unchanged."""
         if self._positions is None:
             return output
@@ -92,7 +95,7 @@ class RandomInputs:
                 ids, mask = self._ids(np.array([total, total // 2 + 1, 1]))
                 ours[name] = ids
             theirs |= {other: ids, _mask_name(other): mask.astype("int32")}
-        return self._structured(ours, {"target"}), theirs, total, start
+        return self._in_structure(ours, {"target"}), theirs, total, start
 
     def _ids(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids (B, T) of which the first `length` of each row are no padding, and the mask."""
@@ -102,12 +105,25 @@ class RandomInputs:
         mask = np.arange(self.length) < lengths[:, None]
         return np.where(mask, ids, pad_id).astype("int32"), mask
 
-    def _segments(self, rows: int) -> np.ndarray:
+    def _segments(self) -> np.ndarray:
         size = self._given["num_segments"] if "segments" in self._names else 1
-        return self._rng.integers(0, size, (rows, self.length), "int32")
+        return self._rng.integers(0, size, (ROWS, self.length), "int32")
 
-    def _structured(self, arrays: dict[str, np.ndarray], left_out: Any = ()) -> Any:
+    def _speech(self, model: Model) -> tuple[np.ndarray, np.ndarray]:
+        """Noise as samples, if the model takes them, and as features, which KerasHub takes."""
+        length = self._given["max_source_length"]
+        if "audio" not in self._names:
+            shape = (ROWS, 2 * length, self._given["num_mels"])
+            features = self._rng.normal(size=shape).astype("float32")
+            return features, features
+        samples = self._rng.uniform(-0.5, 0.5, (ROWS, SAMPLES_PER_POSITION * length))
+        audio = samples.astype("float32")
+        return audio, np.asarray(ops.convert_to_numpy(model.get_layer("log_mel")(audio)))
+
+    def _in_structure(self, arrays: dict[str, np.ndarray], left_out: Any = ()) -> Any:
         """Arrays in the structure of the model's inputs."""
+        if "audio" in arrays:  # the features of a model without `log_mel`
+            arrays = {**arrays, "features": arrays["audio"]}
         names = [name for name in self._names if name not in left_out]
         if self._is_dict:
             return {name: arrays[name] for name in names}

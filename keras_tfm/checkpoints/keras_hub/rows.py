@@ -3,8 +3,14 @@
 A row's tensors are paths of KerasHub's variables, such as "pooled_dense/kernel".
 """
 
+from dataclasses import dataclass
+
+import numpy as np
+
 from keras_tfm.checkpoints.rows import Row
-from keras_tfm.checkpoints.transforms import Joined, Offset, Reshaped, Same
+from keras_tfm.checkpoints.transforms import Joined, Offset, Reshaped, Same, Shape, Transform
+
+QUERY_KEY_VALUE = ("query", "key", "value")
 
 
 def dense(weight: str, *layers: str, bias: bool = True) -> tuple[Row, ...]:
@@ -26,10 +32,52 @@ def norm(weight: str, layer: str) -> tuple[Row, ...]:
     return tuple(Row(f"{weight}/{name}", (f"{layer}/{name}",)) for name in ("gamma", "beta"))
 
 
-def rms_norm(weight: str, layer: str, offset: float = 0.0) -> tuple[Row, ...]:
+def rms_norm(weight: str, layer: str, offset: float = 0.0, name: str = "scale") -> tuple[Row, ...]:
     """The row of an RMS normalisation; `offset` is 1 where KerasHub's scale is 1 + w."""
     transform = Offset(offset) if offset else Same()
-    return (Row(f"{weight}/scale", (f"{layer}/scale",), transform),)
+    return (Row(f"{weight}/scale", (f"{layer}/{name}",), transform),)
+
+
+@dataclass(frozen=True)
+class HeadsFirst(Transform):
+    """Kernels (H, D, K) as one (D, H K).
+
+    >>> from keras_tfm.checkpoints.keras_hub.rows import HeadsFirst
+    >>> HeadsFirst(4).shapes((6, 12))
+    ((3, 6, 4),)
+    """
+
+    head_dim: int
+
+    def _shape(self, shape: Shape) -> Shape:
+        return (shape[1] // self.head_dim, shape[0], self.head_dim)
+
+    def _load(self, array: np.ndarray) -> np.ndarray:
+        return array.transpose(1, 0, 2).reshape(array.shape[1], -1)
+
+    def _save(self, value: np.ndarray) -> np.ndarray:
+        return value.reshape(len(value), -1, self.head_dim).transpose(1, 0, 2)
+
+
+@dataclass(frozen=True)
+class Positions(Transform):
+    """A table of positions without the unused first rows that ours has, which become zeros.
+
+    >>> from keras_tfm.checkpoints.keras_hub.rows import Positions
+    >>> Positions(2).shapes((11, 6))
+    ((9, 6),)
+    """
+
+    unused: int
+
+    def _shape(self, shape: Shape) -> Shape:
+        return (shape[0] - self.unused, shape[1])
+
+    def _load(self, array: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.zeros_like(array, shape=(self.unused, array.shape[1])), array])
+
+    def _save(self, value: np.ndarray) -> np.ndarray:
+        return value[self.unused :]
 
 
 def attention(
@@ -40,7 +88,7 @@ def attention(
     widths: tuple[int, int, int],
     bias: bool = True,
     output_bias: bool | None = None,
-    names: tuple[str, str, str, str] = ("query", "key", "value", "attention_output"),
+    heads_first: bool = False,
 ) -> tuple[Row, ...]:
     """The rows of a self-attention, whose kernels KerasHub keeps as (D, H, K) and (H, K, D).
 
@@ -52,25 +100,49 @@ def attention(
         widths: number of outputs of queries, keys and values.
         bias: bool, whether these have biases.
         output_bias: bool, whether the output projection has one. Default: as `bias`.
-        names: names of KerasHub's layers for queries, keys, values and output.
+        heads_first: bool, whether the kernels of queries, keys and values are (H, D, K).
     """
-    *parts, output = (f"{layer}/{name}" for name in names)
-    kernel = Joined(widths, each=Reshaped((dim, -1, head_dim), (dim, -1)))
+    parts = [f"{layer}/{name}" for name in QUERY_KEY_VALUE]
+    each = HeadsFirst(head_dim) if heads_first else Reshaped((dim, -1, head_dim), (dim, -1))
     rows = [
-        Row(f"{weight}/query_key_value/kernel", tuple(f"{x}/kernel" for x in parts), kernel),
         Row(
-            f"{weight}/output_projection/kernel",
-            (f"{output}/kernel",),
-            Reshaped((-1, head_dim, dim), (-1, dim)),
+            f"{weight}/query_key_value/kernel",
+            tuple(f"{x}/kernel" for x in parts),
+            Joined(widths, each=each),
         ),
+        *_output(weight, layer, dim, head_dim, bias if output_bias is None else output_bias),
     ]
     if bias:
-        each = Joined(widths, each=Reshaped((-1, head_dim), (-1,)))
-        names_of_biases = tuple(f"{x}/bias" for x in parts)
-        rows.append(Row(f"{weight}/query_key_value/bias", names_of_biases, each))
-    if bias if output_bias is None else output_bias:
-        rows.append(Row(f"{weight}/output_projection/bias", (f"{output}/bias",)))
+        biases = Joined(widths, each=Reshaped((-1, head_dim), (-1,)))
+        rows.append(
+            Row(f"{weight}/query_key_value/bias", tuple(f"{x}/bias" for x in parts), biases)
+        )
     return tuple(rows)
+
+
+def projections(
+    weight: str, layer: str, dim: int, head_dim: int, biases: tuple[str, ...] = QUERY_KEY_VALUE
+) -> tuple[Row, ...]:
+    """The rows of an attention with separate projections, such as a cross-attention.
+
+    Args:
+        weight, layer, dim, head_dim: as in `attention`.
+        biases: the projections of queries, keys and values that have biases.
+    """
+    kernel, bias = Reshaped((dim, -1, head_dim), (dim, -1)), Reshaped((-1, head_dim), (-1,))
+    rows = [
+        Row(f"{weight}/{name}/kernel", (f"{layer}/{name}/kernel",), kernel)
+        for name in QUERY_KEY_VALUE
+    ]
+    rows += [Row(f"{weight}/{name}/bias", (f"{layer}/{name}/bias",), bias) for name in biases]
+    return (*rows, *_output(weight, layer, dim, head_dim, bias=True))
+
+
+def _output(weight: str, layer: str, dim: int, head_dim: int, bias: bool) -> tuple[Row, ...]:
+    """The rows of an attention's output projection."""
+    path, name = f"{weight}/output_projection", f"{layer}/attention_output"
+    kernel = Row(f"{path}/kernel", (f"{name}/kernel",), Reshaped((-1, head_dim, dim), (-1, dim)))
+    return (kernel, Row(f"{path}/bias", (f"{name}/bias",))) if bias else (kernel,)
 
 
 # The heads that KerasHub's tasks for texts have.

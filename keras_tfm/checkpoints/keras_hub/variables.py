@@ -1,12 +1,14 @@
 """The float values of the variables of a KerasHub model, by path."""
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.keras_internals import float_kernel, is_initialized, sublayers
+from keras_tfm.keras_internals import child_layers, float_kernel, is_initialized
 
 # Of a layer with LoRA adapters or rounded weights, all others belong to these.
 _WEIGHTS = ("kernel", "embeddings", "reverse_embeddings", "bias")
@@ -15,8 +17,12 @@ _WEIGHTS = ("kernel", "embeddings", "reverse_embeddings", "bias")
 class Variables:
     """The weights of a model by path: adapters merged, rounded kernels dequantised.
 
+    A path has the names of the layers from the backbone to the weight. Where Keras made a name up
+    ("layer_norm_3"), and for nested models, it has the attribute's name. The variables' own paths
+    are not unique: those of a layer that is built by another may lack the outer one.
+
     Args:
-        model: a built model of KerasHub.
+        model: a built task or backbone of KerasHub.
 
     Attributes:
         notes: list of str, what was changed.
@@ -34,34 +40,31 @@ class Variables:
     """
 
     def __init__(self, model: keras.Model):
-        self._found: dict[str, Any] = {}
-        self._changed: dict[str, Any] = {}
-        adapted, rounded = 0, dict[str, int]()
-        layers = [x for x in sublayers(model) if not sublayers(x)]
-        for layer in layers:
+        self._found: dict[str, tuple[Any, Any]] = {}
+        adapted, rounded, half = 0, dict[str, int](), set[str]()
+        for prefix, layer in _named_layers(model):
+            inner = {id(x) for child in child_layers(layer) for x in child.weights}
+            own = [x for x in layer.weights if id(x) not in inner]
             mode = getattr(layer, "quantization_mode", None)
             has_adapter = bool(getattr(layer, "lora_enabled", False))
-            if mode is None and not has_adapter:
-                continue
-            adapted += has_adapter
-            if mode is not None:
-                rounded[mode] = rounded.get(mode, 0) + 1
-            self._changed.update({x.path: layer for x in layer.weights})
-        for weight in model.weights:
-            if weight.path in self._changed and weight.name not in _WEIGHTS:
-                continue
-            if not is_initialized(weight):
-                raise ValueError(f"{model.name}: {weight.path} has no value, load its weights")
-            if weight.path in self._found:
-                raise ValueError(f"{model.name}: two weights have the path {weight.path}")
-            self._found[weight.path] = weight
+            if own and (mode is not None or has_adapter):
+                adapted += has_adapter
+                if mode is not None:
+                    rounded[mode] = rounded.get(mode, 0) + 1
+                own = [x for x in own if x.name in _WEIGHTS]
+            for weight in own:
+                path = f"{prefix}/{weight.name}"
+                if not is_initialized(weight):
+                    raise ValueError(f"{model.name}: {path} has no value, load its weights")
+                if path in self._found:
+                    raise ValueError(f"{model.name}: two weights have the path {path}")
+                self._found[path] = layer, weight
+                half |= {str(weight.dtype)} & {"float16", "bfloat16"}
         self.notes = [f"{n} layers in {mode} were dequantised" for mode, n in rounded.items()]
         if adapted:
             self.notes.append(f"the LoRA adapters of {adapted} layers were merged")
-        dtypes = {str(x.dtype) for x in self._found.values() if x.path not in self._changed}
-        half = sorted(dtypes & {"float16", "bfloat16"})
         if half:
-            self.notes.append(f"weights in {' and '.join(half)} became float32")
+            self.notes.append(f"weights in {' and '.join(sorted(half))} became float32")
 
     @property
     def paths(self) -> list[str]:
@@ -70,13 +73,43 @@ class Variables:
 
     def value(self, path: str) -> np.ndarray:
         """The value of a weight, in float32 if it is a float."""
-        variable = self._found[path]
-        layer = self._changed.get(path)
-        if layer is not None and variable.name != "bias":
-            return ops.convert_to_numpy(float_kernel(layer, variable.name))
-        value = ops.convert_to_numpy(variable)
-        return value.astype("float32") if str(variable.dtype) != "float32" else value
+        layer, weight = self._found[path]
+        changed = layer.quantization_mode is not None or getattr(layer, "lora_enabled", False)
+        if changed and weight.name in _WEIGHTS[:3]:
+            return ops.convert_to_numpy(float_kernel(layer, weight.name))
+        value = ops.convert_to_numpy(weight)
+        return value.astype("float32") if str(weight.dtype) in ("float16", "bfloat16") else value
 
     def variable(self, path: str) -> Any:
         """The `keras.Variable` itself."""
-        return self._found[path]
+        return self._found[path][1]
+
+
+def _named_layers(model: Any) -> Iterator[tuple[str, Any]]:
+    """The path and layer of every layer in a task or backbone, each once."""
+    seen = {id(model)}
+    backbone = getattr(model, "backbone", None)
+    if backbone is not None:
+        seen.add(id(backbone))
+        yield from _inner_layers(backbone, "", seen)
+    yield from _inner_layers(model, "", seen)
+
+
+def _inner_layers(parent: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    attributes = {id(x): name.removeprefix("_") for name, x in vars(parent).items()}
+    for layer in child_layers(parent):
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        name = layer.name
+        if _is_made_up(layer) or isinstance(layer, keras.Model):
+            name = attributes.get(id(layer), name)
+        yield prefix + name, layer
+        yield from _inner_layers(layer, f"{prefix}{name}/", seen)
+
+
+def _is_made_up(layer: Any) -> bool:
+    """Whether Keras made a layer's name from that of its class."""
+    words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", type(layer).__name__)
+    name = re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
+    return re.fullmatch(rf"{name}(_\d+)?", layer.name) is not None

@@ -1,0 +1,212 @@
+"""Encoder-decoder models of KerasHub: T5, BART, Whisper."""
+
+from typing import Any
+
+from keras_tfm import models
+from keras_tfm.checkpoints.config import Arguments
+from keras_tfm.checkpoints.keras_hub.decoders import decoder_block
+from keras_tfm.checkpoints.keras_hub.encoders import block as encoder_block
+from keras_tfm.checkpoints.keras_hub.family import HubFamily
+from keras_tfm.checkpoints.keras_hub.rows import Positions, dense, norm, projections, rms_norm
+from keras_tfm.checkpoints.keras_hub.settings import Settings
+from keras_tfm.checkpoints.rows import Row
+
+_INPUTS = {"source": "encoder_token_ids", "target": "decoder_token_ids"}
+_OUTPUTS = {"features": "decoder_sequence_output"}
+_BLOCKS = ("encoder_transformer_layers", "decoder_transformer_layers")
+_ENCODER, _DECODER = "transformer_encoder_layer_{i}", "transformer_decoder_layer_{i}"
+
+
+def _t5_arguments(settings: Settings) -> Arguments:
+    settings.check_pad_id(0)
+    return settings.rename(
+        vocabulary_size="vocabulary_size",
+        dim="hidden_dim",
+        num_layers="num_layers",
+        num_heads="num_heads",
+        intermediate_dim="intermediate_dim",
+        head_dim="key_value_dim",
+        dropout="dropout",
+        activation="activation",
+        gated="use_gated_activation",
+        layer_norm_epsilon="layer_norm_epsilon",
+        tie_output="tie_embedding_weights",
+    )
+
+
+def _t5_stack(stack: str, layer: str, sublayers: tuple[str, ...], gated: bool) -> list[Row]:
+    path, attention = f"{stack}_{{i}}", f"{layer}/self_attention"
+    inner = ("input_projector", *["gate_projector"] * gated)
+    parts = (f"{attention}/{x}_projector" for x in ("query", "key", "value"))
+    table = f"{layer.replace('{i}', '0')}/self_attention/embeddings"
+    rows = [
+        *dense(f"{path}/self_attention/query_key_value", *parts, bias=False),
+        *dense(
+            f"{path}/self_attention/output_projection", f"{attention}/output_projector", bias=False
+        ),
+        Row(f"{stack}_0/self_attention/{stack}_positions/table", (table,)),
+        *dense(f"{path}/feed_forward/inner", *(f"{layer}/{x}" for x in inner), bias=False),
+        *dense(f"{path}/feed_forward/outer", f"{layer}/output_projector", bias=False),
+        *rms_norm(f"{stack}_norm", f"{stack}_output_layer_norm", name="weight"),
+    ]
+    for sublayer in sublayers:
+        prefix = "" if sublayer == "feed_forward" else f"{sublayer}_"
+        rows += rms_norm(
+            f"{path}/{sublayer}_residual/norm", f"{layer}/{prefix}layer_norm", name="weight"
+        )
+    return rows
+
+
+def _t5_table(model: models.Model) -> tuple[Row, ...]:
+    gated = model.arguments["gated"]
+    cross, layer = "decoder_{i}/cross_attention", f"{_DECODER}/cross_attention"
+    parts = ("query", "key", "value")
+    return (
+        Row("embedding/embeddings", ("token_embedding/embeddings",)),
+        *_t5_stack("encoder", _ENCODER, ("self_attention", "feed_forward"), gated),
+        *_t5_stack(
+            "decoder", _DECODER, ("self_attention", "cross_attention", "feed_forward"), gated
+        ),
+        *(
+            row
+            for x in parts
+            for row in dense(f"{cross}/{x}", f"{layer}/{x}_projector", bias=False)
+        ),
+        *dense(f"{cross}/output_projection", f"{layer}/output_projector", bias=False),
+        Row("output/kernel", ("token_embedding/reverse_embeddings",)),
+    )
+
+
+def _t5_logits(backbone: Any, x: Any) -> Any:
+    scale = backbone.hidden_dim**-0.5 if backbone.tie_embedding_weights else 1.0
+    return backbone.token_embedding(x * scale, reverse=True)
+
+
+T5 = HubFamily(
+    backbone="T5Backbone",
+    builder=models.t5,
+    arguments=_t5_arguments,
+    table=_t5_table,
+    inputs=_INPUTS,
+    blocks=_BLOCKS,
+    outputs=_OUTPUTS,
+    logits=_t5_logits,
+)
+
+
+def _bart_arguments(settings: Settings) -> Arguments:
+    return {
+        **settings.rename(
+            vocabulary_size="vocabulary_size",
+            dim="hidden_dim",
+            num_layers="num_layers",
+            num_heads="num_heads",
+            intermediate_dim="intermediate_dim",
+            dropout="dropout",
+            attention_dropout="dropout",
+            max_length="max_sequence_length",
+        ),
+        "activation": "gelu",
+        "output_bias": False,
+        "pad_id": 1 if settings.pad_id is None else settings.pad_id,
+    }
+
+
+def _cross_attention(model: models.Model, biases: tuple[str, ...]) -> tuple[Row, ...]:
+    dim = model.arguments["dim"]
+    head_dim = dim // model.arguments["num_heads"]
+    path, layer = "decoder_{i}/cross_attention", f"{_DECODER}/cross_attention"
+    return (
+        *projections(path, layer, dim, head_dim, biases),
+        *norm(f"{path}_residual/norm", f"{layer}_layer_norm"),
+    )
+
+
+def _bart_table(model: models.Model) -> tuple[Row, ...]:
+    rows = [Row("embedding/embeddings", ("token_embedding/embeddings",))]
+    for stack in ("encoder", "decoder"):
+        positions = (f"{stack}_position_embedding/embeddings",)
+        rows.append(Row(f"{stack}_positions/positions", positions, Positions(2)))
+        rows += norm(f"{stack}_embedding_norm", f"{stack}_embeddings_layer_norm")
+    return (
+        *rows,
+        *encoder_block(model, "encoder_{i}", _ENCODER),
+        *decoder_block(model, "decoder_{i}", _DECODER),
+        *_cross_attention(model, ("query", "key", "value")),
+    )
+
+
+BART = HubFamily(
+    backbone="BartBackbone",
+    builder=models.bart,
+    arguments=_bart_arguments,
+    table=_bart_table,
+    inputs=_INPUTS,
+    blocks=_BLOCKS,
+    outputs=_OUTPUTS,
+)
+
+
+def _whisper_arguments(settings: Settings) -> Arguments:
+    length = settings["max_encoder_sequence_length"]
+    if length % 2:
+        settings.refuse("max_encoder_sequence_length", length, "even")
+    return {
+        **settings.rename(
+            vocabulary_size="vocabulary_size",
+            dim="hidden_dim",
+            num_layers="num_layers",
+            num_heads="num_heads",
+            intermediate_dim="intermediate_dim",
+            num_mels="num_mels",
+            dropout="dropout",
+            attention_dropout="dropout",
+            max_length="max_decoder_sequence_length",
+        ),
+        "max_source_length": length // 2,
+        "activation": "gelu",
+    }
+
+
+def _whisper_table(model: models.Model) -> tuple[Row, ...]:
+    """Projections of keys have no bias, so that those of self-attention are not joined."""
+    biases = ("query", "value")
+    dim = model.arguments["dim"]
+    head_dim = dim // model.arguments["num_heads"]
+    embeddings = "decoder_token_and_position_embedding"
+    rows = [
+        row
+        for row in (
+            *encoder_block(model, "encoder_{i}", _ENCODER),
+            *decoder_block(model, "decoder_{i}", _DECODER),
+        )
+        if "self_attention/" not in row.weight
+    ]
+    attentions = {
+        "encoder_{i}/self_attention": f"{_ENCODER}/self_attention_layer",
+        "decoder_{i}/self_attention": f"{_DECODER}/self_attention",
+    }
+    for path, layer in attentions.items():
+        rows += projections(path, layer, dim, head_dim, biases)
+    return (
+        *dense("convolution_0", "encoder_token_embedding_conv_layer_1"),
+        *dense("convolution_1", "encoder_token_embedding_conv_layer_2"),
+        Row("encoder_positions/positions", ("encoder_position_embedding/embeddings",)),
+        Row("embedding/embeddings", (f"{embeddings}/token_embedding/embeddings",)),
+        Row("decoder_positions/positions", (f"{embeddings}/position_embedding/embeddings",)),
+        *rows,
+        *_cross_attention(model, biases),
+        *norm("encoder_norm", "encoder_layer_norm"),
+        *norm("decoder_norm", "decoder_layer_norm"),
+    )
+
+
+WHISPER = HubFamily(
+    backbone="WhisperBackbone",
+    builder=models.whisper,
+    arguments=_whisper_arguments,
+    table=_whisper_table,
+    inputs={"audio": "encoder_features", "target": "decoder_token_ids"},
+    blocks=_BLOCKS,
+    outputs=_OUTPUTS,
+)
