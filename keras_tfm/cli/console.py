@@ -24,6 +24,8 @@ except ModuleNotFoundError as missing:
 # Set before TensorFlow is imported: log only errors; use the backend that exports.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+# oneDNN's own allocator keeps the memory of the largest tensors until the process ends.
+os.environ.setdefault("TF_ONEDNN_USE_SYSTEM_ALLOCATOR", "1")
 
 from keras_tfm.runtime import native_log
 
