@@ -14,8 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_tfm.generation.tokenizers.keras_hub_sentence_pieces import sentence_piece_model
+from keras_tfm.generation.tokenizers.keras_hub_word_pieces import word_piece_json
 from keras_tfm.keras_internals import sublayers
-from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, excerpt, read
 
 WAY = "docs/from-kerashub.md shows how to get a model of keras_tfm with the same weights"
@@ -61,12 +62,6 @@ SAMPLES = (
     *("a\u00a0b\u2009c\u3000d\u200be\u00adf\ufeffg", "«quoted» „so“ ‘x’ … — –", "a\0b"),
     *("$5 #1 @x ^ ~ ` | < > = +", "[CLS] [MASK] <s> </s> <unk> <pad> <|endoftext|>", "x" * 150),
 )
-# The characters that keras-hub splits off as separate words.
-_PUNCTUATION = r"!-/:-@\[-`{-~\p{P}"
-_IDEOGRAPHS = (
-    "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
-    "\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f"
-)
 
 
 def convert(tokenizer: Any) -> tuple[str, bytes, dict[str, bool]]:
@@ -84,50 +79,21 @@ def convert(tokenizer: Any) -> tuple[str, bytes, dict[str, bool]]:
     if "SentencePieceTokenizer" in kinds:
         tokenizer._check_vocabulary()
         options = {"add_bos": tokenizer.add_bos, "add_eos": tokenizer.add_eos}
-        result = ".model", tokenizer.proto, options
+        result = ".model", sentence_piece_model(tokenizer), options
     elif "WordPieceTokenizer" in kinds:
         tokenizer._check_vocabulary()
-        result = ".json", _word_piece(tokenizer), {}
+        result = ".json", word_piece_json(tokenizer), {}
+    elif "BytePairTokenizer" in kinds:
+        tokenizer._check_vocabulary()
+        tokenizer._maybe_initialized_tokenizers()
+        result = ".json", tokenizer._tokenizer.to_str().encode(), {}
     else:
         raise ValueError(
-            "only keras-hub's SentencePieceTokenizer and WordPieceTokenizer can be stored exactly: "
-            "make a tokenizers.Tokenizer, and train with that"
+            "only KerasHub's SentencePieceTokenizer, WordPieceTokenizer and BytePairTokenizer can "
+            "be stored exactly: make a tokenizers.Tokenizer, and train with that"
         )
     _compare(tokenizer, read(f"tokenizer{result[0]}", *result[1:]))
     return result
-
-
-def _word_piece(tokenizer: Any) -> bytes:
-    if tokenizer.lowercase or not tokenizer.split or tokenizer.special_tokens_in_strings:
-        raise ValueError(
-            "a WordPieceTokenizer with lowercase=True, split=False or special_tokens_in_strings="
-            "True cannot be stored exactly: make a tokenizers.Tokenizer, and train with that"
-        )
-    package = optional_package(
-        "tokenizers", "storing this tokenizer needs tokenizers", "tokenizers", extra="text"
-    )
-    normalizers, pre_tokenizers = package.normalizers, package.pre_tokenizers
-    made = package.Tokenizer(
-        package.models.WordPiece(
-            {piece: i for i, piece in enumerate(tokenizer.vocabulary)},
-            unk_token=tokenizer.oov_token,
-            continuing_subword_prefix=tokenizer.suffix_indicator,
-            max_input_chars_per_word=100,  # keras-hub counts bytes
-        )
-    )
-    if tokenizer.strip_accents:
-        marks = normalizers.Replace(package.Regex(r"\p{Mn}"), "")
-        made.normalizer = normalizers.Sequence([normalizers.NFD(), marks])
-    alone = _PUNCTUATION + (_IDEOGRAPHS if tokenizer.split_on_cjk else "")
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(package.Regex(r"[ \t\r\n\f\p{Cc}\p{Cf}]"), "removed"),
-            pre_tokenizers.Split(package.Regex(f"[{alone}]"), "isolated"),
-        ]
-    )
-    made.decoder = package.decoders.WordPiece(tokenizer.suffix_indicator, cleanup=False)
-    text: str = made.to_str()
-    return text.encode()
 
 
 def _compare(tokenizer: Any, carried: Tokenizer) -> None:

@@ -156,7 +156,7 @@ def _check_growth(steps: list[dict[str, Any]], of: str) -> None:
         elif kind == "Precompiled":
             longest = _longest_replacement(step.get("precompiled_charsmap") or "")
             weights.change(least=longest * weights.largest)
-        else:
+        elif not _keeps_characters(step):
             # Whatever it makes of a character. One of Unicode's forms is not counted: it makes at
             # most 18 characters of one, but alternating with other steps they would grow.
             factor = _FACTORS.get(kind, 1)
@@ -175,6 +175,12 @@ def _check_growth(steps: list[dict[str, Any]], of: str) -> None:
             )
         if added > _ADDED:
             raise ValueError(f"it adds {added:.3g} to each {of}, more than {_ADDED}")
+
+
+def _keeps_characters(step: dict[str, Any]) -> bool:
+    """Whether a step is a BertNormalizer that neither decomposes characters nor lowers them."""
+    options = [step.get("strip_accents"), step.get("lowercase")]
+    return step.get("type") == "BertNormalizer" and options == [False, False]
 
 
 def _copies(template: list[Any]) -> int:
