@@ -26,7 +26,7 @@ from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.round_trip import check_equal
 from keras_tfm.checkpoints.rows import Entry, as_dtype
 from keras_tfm.checkpoints.tensors import INDEX, SINGLE, TensorKind, Tensors, write_tensors
-from keras_tfm.generation.tokenizers.keras_hub import WAY, keras_hub_hint
+from keras_tfm.generation.tokenizers.keras_hub import keras_hub_hint
 from keras_tfm.host_memory import check_memory
 from keras_tfm.keras_internals import initialize, is_initialized, read_when_used, sublayers
 from keras_tfm.model_types import MODEL_TYPES, ModelType
@@ -186,7 +186,10 @@ def open_huggingface(
     config = Config(folder)
     model_type = config.text("model_type", None)
     if str(config.fields.get("module")).startswith("keras_hub."):
-        raise ValueError(f"{folder} is a preset of KerasHub, whose weights have other names: {WAY}")
+        raise ValueError(
+            f"{folder} is a preset of KerasHub: load it with checkpoints.from_keras_hub, see "
+            "docs/from-kerashub.md"
+        )
     if model_type not in FAMILIES:
         config.refuse("model_type", model_type, f"one of {list(FAMILIES)}")
     family = FAMILIES[model_type]

@@ -47,10 +47,13 @@ class Report(Inspection):
             stores their rounded weights in its own format.
         verification: `Verification`, each signature against the model; None if the file was not
             verified.
+        notes: list of str, of a model of KerasHub: what was changed or left out, see
+            `checkpoints.from_keras_hub`.
     """
 
     dequantized: list[str] = field(default_factory=list)
     verification: Verification | None = None
+    notes: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """Size, signatures, graphs, and the comparison with the model."""
@@ -60,6 +63,7 @@ class Report(Inspection):
             f"{self.quantization}"
             for name in self.dequantized
         ]
+        lines += [f"  {note}" for note in self.notes]
         return lines if self.verification is None else [*lines, str(self.verification)]
 
 

@@ -298,7 +298,7 @@ def test_word_pieces_of_keras_hub(hub, wide, options):
 
 def test_keras_hub_refused(hub, wide):
     for given, message in (
-        (hub.WordPieceTokenizer(PIECES, lowercase=True), "lowercase=True, .*cannot be stored"),
+        (hub.WordPieceTokenizer(PIECES, split=False), r"takes words \(split=False\)"),
         (hub.WordPieceTokenizer(PIECES, sequence_length=5), "truncates rows"),
         (hub.WordPieceTokenizer(PIECES, dtype="string"), "must return integer ids, got string"),
         (hub.ByteTokenizer(), "make a tokenizers.Tokenizer"),

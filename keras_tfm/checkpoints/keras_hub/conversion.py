@@ -12,6 +12,7 @@ from keras import ops
 
 from keras_tfm.checkpoints.keras_hub.comparison import check_equal
 from keras_tfm.checkpoints.keras_hub.heads import add_head, final_activation
+from keras_tfm.checkpoints.keras_hub.preprocessing import Preprocessing, read_preprocessing
 from keras_tfm.checkpoints.keras_hub.source import Source, open_preset
 from keras_tfm.checkpoints.keras_hub.variables import Variables
 from keras_tfm.checkpoints.rows import Entry
@@ -22,6 +23,9 @@ from keras_tfm.models.dequantize import dequantize, is_quantized
 from keras_tfm.models.identity import recordable
 from keras_tfm.models.without_storage import allocate, without_storage
 
+# How a note begins that says why there is no preprocessing.
+WITHOUT = "no preprocessing"
+
 
 @dataclass(frozen=True)
 class KerasHubImport:
@@ -29,13 +33,14 @@ class KerasHubImport:
 
     Attributes:
         model: `keras.Model` of a builder of `keras_tfm.models`, with the task's head.
-        preprocessing: the tokenizer, images or audio of the task's preprocessor; None: there is no
-            preprocessor.
+        preprocessing: `Preprocessing`, what the task's preprocessor says: tokenizer, lengths,
+            special ids, pictures. None: there is none, or its tokenizer cannot be stored (a note
+            says why).
         notes: list of str, what differs from the model of KerasHub.
     """
 
     model: keras.Model
-    preprocessing: Any
+    preprocessing: Preprocessing | None
     notes: list[str] = field(default_factory=list)
 
 
@@ -99,7 +104,14 @@ def from_keras_hub(
         )
     if verify:
         check_equal(made, source if source.is_float32 else source.in_float32(variables))
-    return KerasHubImport(made, None, notes)
+    preprocessing = None
+    if source.preprocessor is not None:
+        try:
+            preprocessing = read_preprocessing(source.preprocessor)
+            notes += preprocessing.notes
+        except ValueError as error:
+            notes.append(f"{WITHOUT}: {error}")
+    return KerasHubImport(made, preprocessing, notes)
 
 
 def to_keras_hub(model: keras.Model, backbone: keras.Model, *, verify: bool = True) -> list[str]:

@@ -10,6 +10,7 @@ import keras
 from keras_tfm.export import files
 from keras_tfm.export.graph.composites import mark_rms_norms
 from keras_tfm.export.graph.conversion import exportable
+from keras_tfm.export.keras_hub import accept_keras_hub
 from keras_tfm.export.litertlm.package import (
     Chat,
     chat_of,
@@ -79,6 +80,7 @@ class LiteRTLMArguments(TypedDict, total=False):
     cache: str
 
 
+@accept_keras_hub(LiteRTLMArguments)
 @without_mask_warnings()
 def export_litertlm(
     model: keras.Model,
@@ -104,7 +106,9 @@ def export_litertlm(
 
     Args:
         model: functional `keras.Model` with one input of ids (B, T) and logits (B, T, V). A model
-            in mixed precision is exported in float32.
+            in mixed precision is exported in float32. Or a `CausalLM` of KerasHub, or the folder of
+            a preset, whose preprocessor gives what is left open of `tokenizer`, `max_length`,
+            `start_id` and `end_id`.
         path: str or Path, the file, which ends in ".litertlm". It is written completely or not at
             all. An earlier export is replaced.
         tokenizer: `tokenizers.Tokenizer`, `sentencepiece.SentencePieceProcessor`, the path of a

@@ -19,7 +19,10 @@ from keras_tfm.generation.tokenizers.keras_hub_word_pieces import word_piece_jso
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, excerpt, read
 
-WAY = "docs/from-kerashub.md shows how to get a model of keras_tfm with the same weights"
+WAY = (
+    "checkpoints.from_keras_hub makes a model of keras_tfm with the same weights, see "
+    "docs/from-kerashub.md"
+)
 
 
 def is_of_keras_hub(layer: keras.Layer) -> bool:

@@ -29,11 +29,9 @@ _IGNORED = (
 # of Cherokee, Cyrillic and Greek.
 _FOLDED = (
     0xDF, 0x345, 0x3C2, *range(0x13F8, 0x13FE), *range(0x1C80, 0x1C89), *range(0x1F80, 0x1F88),
-    *range(0x1F90, 0x1F98), *range(0x1FA0, 0x1FA8), *(0x1FB2, 0x1FB3, 0x1FB4, 0x1FB7, 0x1FC2, 0x1FC3),
-    *(0x1FC4, 0x1FC7, 0x1FF2, 0x1FF3, 0x1FF4, 0x1FF7), *range(0xAB70, 0xABC0),
+    *range(0x1F90, 0x1F98), *range(0x1FA0, 0x1FA8), 0x1FB2, 0x1FB3, 0x1FB4, 0x1FB7, 0x1FC2, 0x1FC3,
+    0x1FC4, 0x1FC7, 0x1FF2, 0x1FF3, 0x1FF4, 0x1FF7, *range(0xAB70, 0xABC0),
 )  # fmt: skip
-
-
 # Punctuation beyond ASCII in what other characters are folded to.
 _FOLDED_TO = "\u00b7\u2032\u2035\u3014\u3015"
 
@@ -76,7 +74,7 @@ def word_piece_json(tokenizer: Any) -> bytes:
         steps += _separate_words(package, tokenizer.split_on_cjk)
         steps += _case_folding(package, {x for piece in pieces for x in piece})
         split = [
-            pre_tokenizers.Split("\n", "removed"),
+            pre_tokenizers.Split(package.Regex(r"\n"), "removed"),
             pre_tokenizers.Split(package.Regex(rf"(?![!-~{_FOLDED_TO}])\p{{P}}"), "isolated"),
         ]
     else:
@@ -134,9 +132,9 @@ def _case_folding(package: Any, alphabet: set[str]) -> list[Any]:
             steps.append(normalizers.Replace(letter, folded))
     # Letters with accents that are one character only in lower case, such as "\u01f0".
     for letter in sorted(alphabet):
-        base, *marks = unicodedata.normalize("NFD", letter)
-        if marks and len(base.upper()) == 1:
-            upper = unicodedata.normalize("NFKC", base.upper() + "".join(marks))
+        parts = unicodedata.normalize("NFD", letter)
+        if len(parts) > 1 and len(parts[0].upper()) == 1:
+            upper = unicodedata.normalize("NFKC", parts[0].upper() + parts[1:])
             lower = upper.lower()
             if lower != letter and unicodedata.normalize("NFKC", lower) == letter:
                 steps.append(normalizers.Replace(lower, letter))

@@ -1,0 +1,86 @@
+"""Exports of KerasHub's tasks and presets: converted to models of this library first."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import keras
+
+from keras_tfm.export.pipeline import Report
+from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub
+
+M = TypeVar("M")
+P = ParamSpec("P")
+_NO_TEMPLATE = (
+    "no chat template, as KerasHub has none: checkpoints.load_chat_template reads the one of a "
+    "Hugging Face folder, and runtime.ChatTemplate makes one"
+)
+
+
+def accept_keras_hub(
+    options: type[object],
+) -> Callable[
+    [Callable[Concatenate[M, P], Report]], Callable[Concatenate[M | str | Path, P], Report]
+]:
+    """Decorator of an export, which then takes tasks and backbones of KerasHub, and presets.
+
+    What the caller leaves open is that of the task's preprocessor: tokenizer, start and end tokens,
+    lengths, pictures. A model of a family that this library lacks is exported as it is, which works
+    for "predict".
+
+    Args:
+        options: the `TypedDict` of the export's further keyword arguments.
+    """
+
+    def decorate(
+        function: Callable[Concatenate[M, P], Report],
+    ) -> Callable[Concatenate[M | str | Path, P], Report]:
+        names = list(inspect.signature(function).parameters)
+        call: Any = function
+
+        @functools.wraps(function)
+        def export(model: M | str | Path, *args: P.args, **kwargs: P.kwargs) -> Report:
+            if isinstance(model, keras.Model):
+                is_of_hub = is_of_keras_hub(model)
+            else:
+                is_of_hub = isinstance(model, str | Path)
+            if not is_of_hub:
+                return function(model, *args, **kwargs)  # type: ignore[arg-type]
+            assert isinstance(model, keras.Model | str | Path)
+            given = {**dict(zip(names[1:], args, strict=False)), **kwargs}
+            made, taken, notes = _convert(model, given)
+            known = {*names, *options.__annotations__}
+            given |= {name: x for name, x in taken.items() if name in known}
+            report: Report = call(made, **given)
+            report.notes += notes
+            return report
+
+        return export
+
+    return decorate
+
+
+def _convert(
+    model: keras.Model | str | Path, given: dict[str, Any]
+) -> tuple[keras.Model, dict[str, Any], list[str]]:
+    """The model of this library, arguments that the caller leaves open, and notes."""
+    # Tables of weights that an export of another model does not need.
+    from keras_tfm.checkpoints.keras_hub.conversion import WITHOUT, from_keras_hub
+    from keras_tfm.checkpoints.keras_hub.families import FAMILIES
+
+    backbone = getattr(model, "backbone", model)
+    if isinstance(model, keras.Model) and type(backbone).__name__ not in FAMILIES:
+        return model, {}, []
+    found = from_keras_hub(model)
+    notes, own = list(found.notes), found.preprocessing
+    if own is None:
+        for note in notes:
+            if note.startswith(WITHOUT) and given.get("tokenizer") is None:
+                raise ValueError(f"{note}; or give tokenizer=")
+        return found.model, {}, notes
+    taken = own.export_arguments(found.model, given)
+    if "end_id" in taken and given.get("chat_template") is None:
+        notes.append(_NO_TEMPLATE)
+    return found.model, taken, notes
