@@ -59,11 +59,17 @@ FAMILIES: dict[str, Family] = {x.name: _family(x) for x in MODEL_TYPES}
 
 # Weights of fewer values are loaded even if the others stay in the files.
 _LARGE = 1 << 16
+# A model of fewer weights is loaded as a whole unless the caller says otherwise.
+_MANY = 100_000_000
 _SIZES = ("vocabulary_size", "target_vocabulary_size", "max_length")
 
 
 def load_huggingface(
-    folder: str | Path, architecture: str | None = None, *, lazy: bool = False, **options: Any
+    folder: str | Path,
+    architecture: str | None = None,
+    *,
+    lazy: bool | None = False,
+    **options: Any,
 ) -> keras.Model:
     """Loads a folder saved by `transformers` as a Keras model.
 
@@ -83,7 +89,7 @@ def load_huggingface(
             the tensors. Embeddings of CLIP's classes "WithProjection" have length 1 here.
         lazy: bool, whether large weights stay in the files, and are read each time they are used.
             Such a model takes little memory. It can be called eagerly and exported, but not be
-            trained.
+            trained. None: if the model has more than 100 million weights.
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`. A
             larger `vocabulary_size` adds ids, as `models.resize_vocabulary` does, of which one may
@@ -145,17 +151,18 @@ class Checkpoint:
     sizes: dict[str, int]
     rebuild: Callable[[], Model] | None
 
-    def load(self, lazy: bool = False) -> Model:
+    def load(self, lazy: bool | None = False) -> Model:
         """Gives the weights the values in the files, one at a time.
 
         Args:
-            lazy: bool, whether large weights stay in the files, and are read each time they are
-                used. Such a model can be called eagerly and exported, not trained.
+            lazy: as in `load_huggingface`.
 
         Raises:
             MemoryError: the weights need more memory than the machine has.
             ValueError: a file is changed meanwhile, or with `lazy` before a weight is used.
         """
+        if lazy is None:
+            lazy = self.model.count_params() > _MANY
         if lazy:
             small, large = list[Entry](), list[Entry]()
             for entry in self.entries:

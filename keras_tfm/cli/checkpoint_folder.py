@@ -21,8 +21,6 @@ Arguments = dict[str, Any]
 CONVERSATION, TARGET, SOURCE = 1024, 128, 512
 # Shorter lengths of texts and prompts: a short text need not be computed as a long one.
 SHORT, PROMPT = (32, 128), 64
-# The bytes of weights from which they need not be in memory: to read them again takes time.
-_LARGE = 200_000_000
 # Architectures of transformers, by their endings, that read pairs of texts.
 _OF_PAIRS = ("ForSequenceClassification", "ForQuestionAnswering", "ForNextSentencePrediction")
 
@@ -32,7 +30,7 @@ def load_folder(
     architecture: str | None = None,
     segments: bool | None = None,
     image_size: tuple[int, int] | None = None,
-    lazy: bool = False,
+    lazy: bool | None = False,
 ) -> keras.Model:
     """The model of a folder.
 
@@ -43,7 +41,7 @@ def load_folder(
         segments: whether the model keeps the input of segments, if it can have one. None: only if
             its head may read pairs of texts.
         image_size: the height and width of the model's images; None: those of the folder.
-        lazy: whether the weights of a large model stay in the folder until they are used.
+        lazy: as in `load_huggingface`.
     """
     from keras_tfm import checkpoints
     from keras_tfm.checkpoints.config import Config
@@ -62,7 +60,6 @@ def load_folder(
         options["segments"] = False
     if image_size is not None and "image_size" in known:
         options["image_size"] = image_size
-    lazy = lazy and sum(x.stat().st_size for x in folder.glob("*.safetensors")) > _LARGE
     return checkpoints.load_huggingface(folder, architecture, lazy=lazy, **options)
 
 

@@ -262,7 +262,7 @@ def export(
         architecture=architecture,
         segments=segments,
         image_size=None if processor is None else processor.size,
-        lazy=True,
+        lazy=None,
     )
     arguments: Arguments = {
         "signatures": signatures and [name.strip() for name in signatures.split(",")],
@@ -337,7 +337,7 @@ def verify(
     verify_inputs = _arrays(inputs, "--inputs")
     with work("loading TensorFlow"):
         from keras_tfm.export import verify as verify_file
-    loaded = load_model(model, custom, architecture=architecture, lazy=True)
+    loaded = load_model(model, custom, architecture=architecture, lazy=None)
     with work(f"comparing {file.name} with {model.name}"):
         result = verify_file(loaded, file, verify_inputs, tolerance, adapter=adapter)
     print_result(result, as_json)

@@ -1,4 +1,7 @@
-"""Exports of KerasHub's tasks and presets: converted to models of this library first."""
+"""Exports of KerasHub's tasks and presets, and of folders of transformers.
+
+They become models of this library first.
+"""
 
 import functools
 import inspect
@@ -24,7 +27,7 @@ def accept_keras_hub(
 ) -> Callable[
     [Callable[Concatenate[M, P], Report]], Callable[Concatenate[M | str | Path, P], Report]
 ]:
-    """Decorator of an export, which then takes tasks and backbones of KerasHub, and presets.
+    """Decorator of an export, which then takes tasks and backbones of KerasHub, and folders.
 
     What the caller leaves open is that of the task's preprocessor: tokenizer, start and end tokens,
     lengths, pictures. A model of a family that this library lacks is exported as it is, which works
@@ -67,6 +70,11 @@ def _convert(
 ) -> tuple[keras.Model, dict[str, Any], list[str]]:
     """The model of this library, arguments that the caller leaves open, and notes."""
     # Tables of weights that an export of another model does not need.
+    from keras_tfm.checkpoints.config import Config
+    from keras_tfm.checkpoints.huggingface import load_huggingface
+
+    if not isinstance(model, keras.Model) and "model_type" in Config(Path(model)).fields:
+        return load_huggingface(model, lazy=None), {}, []
     from keras_tfm.checkpoints.keras_hub.conversion import WITHOUT, from_keras_hub
     from keras_tfm.checkpoints.keras_hub.families import FAMILIES
 

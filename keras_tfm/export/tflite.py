@@ -68,6 +68,8 @@ def export_tflite(
             or backbone of KerasHub, or the folder of a preset, which `checkpoints.from_keras_hub`
             converts: its preprocessor then gives what is left open of `tokenizer`, `images`,
             `source_length`, `max_length`, `prompt_length`, `start_id`, `default_prompt`, `end_id`.
+            Or a folder of transformers, as `load_huggingface` takes it: the large weights of a
+            model of more than 100 million stay in the folder while it is exported.
         path: str or Path, the file. It is written completely or not at all. An earlier export is
             replaced, and its mode kept; where `path` is a symbolic link, the file that it points to
             is replaced.

@@ -7,7 +7,7 @@ import pytest
 from keras_weights import randomize
 
 from keras_tfm import keras_internals, models
-from keras_tfm.checkpoints import load_huggingface, save_huggingface
+from keras_tfm.checkpoints import huggingface, load_huggingface, save_huggingface
 from keras_tfm.export import export_tflite, verify
 from keras_tfm.export.graph import conversion
 from keras_tfm.export.graph.stand_ins import StandIns
@@ -43,6 +43,23 @@ def test_the_file_is_that_of_the_loaded_model(quantization, folder, tmp_path):
         assert x.relative_error == pytest.approx(y.relative_error, rel=1e-3)
     assert all(is_lazy(lazy)) and not any(is_lazy(whole))
     assert verify(lazy, tmp_path / "whole.tflite").failures == []
+
+
+@pytest.mark.parametrize("many", [1, 10**9])
+def test_a_folder_is_exported(many, folder, tmp_path, monkeypatch):
+    """Its weights are loaded unless they are many."""
+    monkeypatch.setattr(huggingface, "_MANY", many)
+    lazy = []
+
+    def load(self, *arguments):
+        result = own(self, *arguments)
+        lazy.extend(is_lazy(result))
+        return result
+
+    own = huggingface.Checkpoint.load
+    monkeypatch.setattr(huggingface.Checkpoint, "load", load)
+    report = export_tflite(str(folder), tmp_path / "model.tflite", quantization="int8", **STEPS)
+    assert report.verification.failures == [] and lazy and set(lazy) == {many == 1}
 
 
 def test_weights_that_no_number_stands_for_are_loaded(folder, tmp_path, monkeypatch):

@@ -108,7 +108,7 @@ def export_litertlm(
         model: functional `keras.Model` with one input of ids (B, T) and logits (B, T, V). A model
             in mixed precision is exported in float32. Or a `CausalLM` of KerasHub, or the folder of
             a preset, whose preprocessor gives what is left open of `tokenizer`, `max_length`,
-            `start_id` and `end_id`.
+            `start_id` and `end_id`. Or a folder of transformers, as of `export_tflite`.
         path: str or Path, the file, which ends in ".litertlm". It is written completely or not at
             all. An earlier export is replaced.
         tokenizer: `tokenizers.Tokenizer`, `sentencepiece.SentencePieceProcessor`, the path of a
