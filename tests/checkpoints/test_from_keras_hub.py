@@ -1,12 +1,15 @@
 """Models of KerasHub become models with the same outputs, and get trained weights back."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
 
 from keras_tfm.checkpoints import from_keras_hub, to_keras_hub
 
-hub = pytest.importorskip("keras_hub").models
+keras_hub = pytest.importorskip("keras_hub")
+hub = keras_hub.models
 
 # Warnings of KerasHub's own layers.
 pytestmark = pytest.mark.filterwarnings(
@@ -19,7 +22,11 @@ rng = np.random.default_rng(0)
 def add_noise(model):
     """Norms and biases that are not 1 and 0."""
     for weight in model.weights:
-        weight.assign(weight + 0.3 * rng.normal(size=weight.shape))
+        if weight.name == "position_ids":  # of a preset; a new model has zeros
+            weight.assign(np.arange(weight.shape[1])[np.newaxis])
+        elif weight.name != "inv_freq":
+            noise = 0.3 * rng.normal(size=weight.shape)
+            weight.assign(weight + (abs(noise) if "variance" in weight.name else noise))
     return model
 
 
@@ -67,6 +74,51 @@ def gemma3(num_layers=6, **more):
     return decoder("Gemma3", num_layers=num_layers, image_size=16, head_dim=6, **more)
 
 
+IMAGES = {"num_layers": 2, "num_heads": 3, "hidden_dim": 24, "patch_size": 4}
+
+
+def vit(**more):
+    return hub.ViTBackbone(image_shape=(12, 16, 3), mlp_dim=20, **IMAGES, **more)
+
+
+def deit():
+    return hub.DeiTBackbone(image_shape=(12, 12, 3), intermediate_dim=20, **IMAGES)
+
+
+def dinov2(**more):
+    shapes = {"image_shape": (12, 12, 3), "position_embedding_shape": (20, 20, 3)}
+    return hub.DINOV2Backbone(intermediate_dim=20, **shapes, **IMAGES, **more)
+
+
+def resnet(block_type):
+    return hub.ResNetBackbone(
+        [64], [7], [64, 12], [1, 2], [1, 2], block_type, image_shape=(None, None, 3)
+    )
+
+
+def clip():
+    vision = hub.CLIPVisionEncoder(4, 24, 2, 3, 20, image_shape=(12, 12, 3), name="vision")
+    text = hub.CLIPTextEncoder(31, 18, 18, 3, 2, 20, max_sequence_length=9)
+    return hub.CLIPBackbone(vision, text, projection_dim=6)
+
+
+def smollm3():
+    return hub.SmolLM3Backbone(
+        vocabulary_size=31, hidden_dim=24, intermediate_dim=20, num_layers=3,
+        num_attention_heads=6, num_key_value_heads=3, attention_bias=False, attention_dropout=0.0,
+        rope_layer_enabled_list=[True, True, False], layer_types=["full_attention"] * 3,
+        mlp_bias=True, layer_norm_epsilon=1e-6, max_position_embeddings=64, rope_theta=500.0,
+        partial_rotary_factor=1.0,
+    )  # fmt: skip
+
+
+PHI3_ROPE = {
+    "max_sequence_length": 128,
+    "pretraining_sequence_length": 64,
+    "rope_scaling_type": "su",
+    "rope_scaling_short_factor": [1.0, 2.0],
+    "rope_scaling_long_factor": [2.0, 3.0],
+}
 MODELS = {
     "bert": bert,
     "bert-classifier": lambda: hub.BertTextClassifier(bert(), num_classes=5),
@@ -122,6 +174,20 @@ MODELS = {
     "whisper": lambda: encoder(
         "Whisper", num_mels=5, max_encoder_sequence_length=12, max_decoder_sequence_length=9
     ),
+    "qwen3-embedder": lambda: hub.Qwen3TextEmbedder(decoder("Qwen3", head_dim=6)),
+    "phi3-causal": lambda: hub.Phi3CausalLM(decoder("Phi3", **PHI3_ROPE)),
+    "smollm3-causal": lambda: hub.SmolLM3CausalLM(smollm3()),
+    "vit": vit,
+    "vit-classifier": lambda: hub.ViTImageClassifier(vit(), num_classes=5),
+    "vit-probabilities": lambda: hub.ViTImageClassifier(
+        vit(), num_classes=5, pooling="gap", activation="softmax"
+    ),
+    "deit-classifier": lambda: hub.DeiTImageClassifier(deit(), num_classes=5),
+    "dinov2": dinov2,
+    "dinov2-registers": lambda: dinov2(num_register_tokens=2, use_swiglu_ffn=True, name="dino"),
+    "resnet-classifier": lambda: hub.ResNetImageClassifier(resnet("bottleneck_block"), 5),
+    "resnet": lambda: resnet("basic_block"),
+    "clip": clip,
 }  # fmt: skip
 # The weights that only the heads of other tasks use.
 NO_POOLER = ("bert-masked", "bert-embedder", "albert-masked", "electra")
@@ -144,7 +210,9 @@ def test_a_model_there_and_back(name):
     assert kept == expected
     after = theirs.get_weights()
     unchanged = [np.array_equal(x, y) for x, y in zip(before, after, strict=True)]
-    assert sum(unchanged) == len(kept)
+    constant = ("inv_freq", "position_ids", "mask_token", "position_embeddings")
+    constant = [x for x in theirs.weights if x.name in constant]
+    assert sum(unchanged) == len(kept) + len(constant)
 
 
 def test_a_wrong_weight_names_the_block(monkeypatch):
@@ -176,8 +244,60 @@ def test_adapters_are_merged_and_rounded_kernels_become_floats():
     ]
 
 
+@pytest.mark.parametrize(
+    "dtype, note",
+    [
+        ("bfloat16", "weights in bfloat16 became float32"),
+        ("float16", "weights in float16 became float32"),
+        ("mixed_float16", "it computes in float32, not in mixed_float16"),
+    ],
+)
+@pytest.mark.parametrize("make", [bert, clip])
+def test_half_precision_becomes_float32(make, dtype, note):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype)
+    try:
+        theirs = make()
+    finally:
+        keras.config.set_dtype_policy(before)
+    found = from_keras_hub(add_noise(theirs))
+    assert found.notes == [note]
+    assert {x.dtype for x in found.model.weights} == {"float32"}
+
+
+def test_a_converter_of_images_is_in_the_model():
+    converter = hub.ViTImageClassifierPreprocessor(
+        image_converter=keras_hub.layers.ViTImageConverter(
+            image_size=(12, 16), scale=[1 / 100, 1 / 200, 1 / 50], offset=[-0.3, 0.0, 0.7]
+        )
+    )
+    task = add_noise(hub.ViTImageClassifier(vit(), num_classes=5, preprocessor=converter))
+    model = from_keras_hub(task).model
+    pixels = rng.integers(0, 256, (2, 12, 16, 3)).astype("float32")
+    np.testing.assert_allclose(model(pixels), task(converter(pixels)), rtol=1e-4, atol=1e-5)
+
+
 class CustomBert(hub.BertBackbone):
     pass
+
+
+class CustomTask(hub.BertTextClassifier):
+    pass
+
+
+class Pads(keras.layers.Layer):
+    """A preprocessor whose tokenizer has another padding id."""
+
+    def __init__(self, pad_id):
+        super().__init__()
+        self.tokenizer = types.SimpleNamespace(pad_token_id=pad_id)
+
+
+def vision_encoder():
+    return hub.Gemma3VisionEncoder(
+        image_size=16, patch_size=4, num_heads=2, hidden_dim=8, num_layers=1, intermediate_dim=10,
+        output_dim=24, pool_size=2,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -189,6 +309,28 @@ class CustomBert(hub.BertBackbone):
         (lambda: hub.FNetBackbone(31, 1, 12, 20), ValueError, "no layers for a FNetBackbone"),
         (lambda: decoder("Llama", rope_position_scaling_factor=2.0), ValueError, "must be 1.0"),
         (lambda: hub.Backbone, TypeError, "got type"),
+        (lambda: CustomTask(bert(), 5), ValueError, "expected a task of KerasHub itself"),
+        (
+            lambda: hub.BertTextClassifier(bert(), 5, preprocessor=Pads(3)),
+            ValueError,
+            "the id of padding must be 0, got a tokenizer with pad_token_id=3",
+        ),
+        (
+            lambda: hub.RobertaTextClassifier(roberta(), 5, hidden_dim=12),
+            ValueError,
+            r"hidden_dim must be that of the backbone \(24\), got 12",
+        ),
+        (
+            lambda: hub.ViTImageClassifier(vit(), 5, intermediate_dim=7),
+            ValueError,
+            "intermediate_dim must be None, got 7",
+        ),
+        (lambda: vit(use_patch_bias=False), ValueError, "use_patch_bias must be True, got False"),
+        (
+            lambda: gemma3(vision_encoder=vision_encoder()),
+            ValueError,
+            "vision is not supported: give a Gemma3Backbone with vision_encoder=None",
+        ),
     ],
 )  # fmt: skip
 def test_a_model_of_another_kind_is_an_error(make, error, text):

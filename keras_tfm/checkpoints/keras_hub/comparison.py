@@ -63,6 +63,10 @@ def _outputs(
 ) -> Iterator[tuple[str, Array, Array]]:
     """The names and values of features and outputs, without those of padding."""
     hidden = source.backbone(inputs.of_backbone, training=False)
+    if source.family.pairs is not None:
+        for name, x, y in source.family.pairs(model(inputs.ours, training=False), hidden):
+            yield name, _array(x), _array(y)
+        return
     keys = source.family.outputs
     features = hidden[keys["features"]] if keys else hidden
     ours = keras.Model(model.input, {"features": model.features, "output": model.output})(
@@ -91,8 +95,7 @@ def _array(x: Any) -> Array:
 
 def _first_difference(model: Model, source: Source, inputs: RandomInputs) -> str:
     """Where the two begin to differ, in words."""
-    lists = [getattr(source.backbone, name) for name in source.family.blocks]
-    theirs = keras.tree.flatten([list(blocks) for blocks in lists])
+    theirs = keras.tree.flatten(list(source.family.blocks(source.backbone)))
     ours = list(model.blocks)
     if not ours or not theirs:
         return "somewhere"

@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.checkpoints.keras_hub.comparison import check_equal
+from keras_tfm.checkpoints.keras_hub.family import HubFamily
 from keras_tfm.checkpoints.keras_hub.heads import add_head, final_activation
 from keras_tfm.checkpoints.keras_hub.preprocessing import Preprocessing, read_preprocessing
 from keras_tfm.checkpoints.keras_hub.source import Source, open_preset
@@ -90,7 +91,7 @@ def from_keras_hub(
     settings = source.settings
     with without_storage():
         made = source.family.make(settings, source.kind, options)
-        made = add_head(made, source.task, source.kind, source.family)
+        made = add_head(made, source.task, source.kind)
     entries = source.family.entries(made)
     _check_complete(source, made, variables, entries)
     # The largest first: while it is converted, it is in memory twice.
@@ -98,10 +99,11 @@ def from_keras_hub(
         initialize(entry.weight, entry.load(variables.value(name) for name in entry.tensors))
     allocate(made)  # seeds of dropout
     notes = [*variables.notes]
-    if final_activation(source.task, source.kind) is not None:
-        notes.append(
-            f"the model returns logits, without the task's {source.task.activation.__name__}"
-        )
+    if not source.is_float32 and not notes:
+        notes.append(f"it computes in float32, not in {source.backbone.dtype_policy.name}")
+    activation = final_activation(source.task, source.kind)
+    if activation is not None:
+        notes.append(f"the model returns logits, without the task's {activation.__name__}")
     if verify:
         check_equal(made, source if source.is_float32 else source.in_float32(variables))
     preprocessing = None
@@ -184,7 +186,7 @@ def to_keras_hub(model: keras.Model, backbone: keras.Model, *, verify: bool = Tr
         for name, value in before.items():
             variables.variable(name).assign(value)
         raise
-    return [name for name in variables.paths if name not in values]
+    return [x for x in variables.paths if x not in values and not _is_ignored(x, family)]
 
 
 def _check_complete(
@@ -198,13 +200,21 @@ def _check_complete(
         for row in source.family.table(model)
         for name in row.tensors
     ]
-    surplus = [x for x in known if not any(pattern.fullmatch(x) for pattern in patterns)]
+    surplus = [
+        x
+        for x in known
+        if not _is_ignored(x, source.family) and not any(y.fullmatch(x) for y in patterns)
+    ]
     if missing or surplus:
         what = f"lacks {missing[0]}" if missing else f"has {min(surplus)}, which has no place"
         raise ValueError(
             f"{type(source.model).__name__} {what}: it was changed after it was built, or is of "
             "another version of KerasHub"
         )
+
+
+def _is_ignored(path: str, family: HubFamily) -> bool:
+    return any(re.fullmatch(pattern, path) for pattern in family.ignored)
 
 
 # Arguments that do not change what a model computes, or that other checks see.
@@ -227,6 +237,6 @@ def _check_back(model: Model, source: Source) -> None:
     """Compares a model with the model of KerasHub that has its weights now."""
     if model.head is None:  # a task keeps its head
         source = Source(source.backbone, source.backbone, source.family, None)
-    elif source.kind is None and model.head.kind != "language_model":
+    elif source.kind is None and model.head.kind not in ("language_model", "embedding"):
         model = backbone_of(model)
     check_equal(model, source)

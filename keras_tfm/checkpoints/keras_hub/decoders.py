@@ -1,5 +1,6 @@
 """Decoder-only language models of KerasHub."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,8 @@ from keras_tfm.checkpoints.keras_hub.family import HubFamily
 from keras_tfm.checkpoints.keras_hub.rows import attention, dense, norm, rms_norm
 from keras_tfm.checkpoints.keras_hub.settings import Settings
 from keras_tfm.checkpoints.rows import Row
-from keras_tfm.layers import LinearScaling, Llama3Scaling
+from keras_tfm.checkpoints.transforms import Joined, Reshaped
+from keras_tfm.layers import LinearScaling, Llama3Scaling, LongRoPEScaling
 
 
 def _attention(
@@ -18,14 +20,14 @@ def _attention(
     """The rows of a self-attention whose keys and values may have fewer heads than queries."""
     given = model.arguments
     heads, groups = given["num_heads"], given["num_key_value_heads"] or given["num_heads"]
-    width = given["head_dim"] or given["dim"] // heads
+    width = given.get("head_dim") or given["dim"] // heads
     return attention(
         path,
         layer,
         given["dim"],
         width,
         (heads * width, groups * width, groups * width),
-        bias=bool(given["attention_bias"]),
+        bias=bool(given.get("attention_bias")),
         output_bias=False,
         heads_first=heads_first,
     )
@@ -128,7 +130,16 @@ def _qwen3_arguments(settings: Settings) -> Arguments:
     }
 
 
-QWEN3 = replace(LLAMA, backbone="Qwen3Backbone", arguments=_qwen3_arguments)
+def _set_qwen3_epsilon(model: models.Model) -> None:
+    """KerasHub's norms of queries and keys have their layer's default, whatever the others have."""
+    for block in model.blocks:
+        block.self_attention.query_norm.epsilon = 1e-5
+        block.self_attention.key_norm.epsilon = 1e-5
+
+
+QWEN3 = replace(
+    LLAMA, backbone="Qwen3Backbone", arguments=_qwen3_arguments, adjust=_set_qwen3_epsilon
+)
 
 
 def _gemma_table(model: models.Model) -> tuple[Row, ...]:
@@ -253,3 +264,94 @@ def _gpt2_table(model: models.Model) -> tuple[Row, ...]:
 
 
 GPT2 = HubFamily("GPT2Backbone", models.gpt, _gpt2_arguments, _gpt2_table)
+
+
+def _phi3_arguments(settings: Settings) -> Arguments:
+    settings.fields.setdefault("tie_word_embeddings", False)
+    length, trained = settings["max_sequence_length"], settings["pretraining_sequence_length"]
+    short, long = (settings[f"rope_scaling_{x}_factor"] for x in ("short", "long"))
+    settings.only(rope_scaling_type=(None, "su"))
+    scaling = None
+    if settings["rope_scaling_type"] == "su":
+        ratio = max(1.0, length / trained)
+        factor = math.sqrt(1 + math.log(ratio, trained))
+        scaling = LongRoPEScaling(
+            ratio, trained, tuple(short), tuple(long), attention_factor=factor
+        )
+    return {**_decoder_arguments(settings), "rope_scaling": scaling, "max_length": length}
+
+
+def _phi3_table(model: models.Model) -> tuple[Row, ...]:
+    path, layer = "decoder_{i}", "transformer_layer_{i}"
+    gates = (f"{layer}/feedforward_gate_dense", f"{layer}/feedforward_intermediate_dense")
+    return (
+        Row("embedding/embeddings", ("token_embedding/embeddings",)),
+        *_attention(model, f"{path}/self_attention", f"{layer}/attention"),
+        *dense(f"{path}/feed_forward/inner", *gates, bias=False),
+        *dense(f"{path}/feed_forward/outer", f"{layer}/feedforward_output_dense", bias=False),
+        *rms_norm(f"{path}/self_attention_residual/norm", f"{layer}/pre_attention_layernorm"),
+        *rms_norm(f"{path}/feed_forward_residual/norm", f"{layer}/post_attention_layernorm"),
+        *rms_norm("decoder_norm", "sequence_output_layernorm"),
+        Row("output/kernel", ("token_embedding/reverse_embeddings",)),
+    )
+
+
+PHI3 = HubFamily("Phi3Backbone", models.phi3, _phi3_arguments, _phi3_table)
+
+
+def _smollm3_arguments(settings: Settings) -> Arguments:
+    settings.only(attention_bias=False, partial_rotary_factor=1.0)
+    settings["layer_types"]  # KerasHub's attention is full, whatever they say
+    layers, rotary = settings["num_layers"], settings["rope_layer_enabled_list"]
+    return {
+        **settings.rename(
+            vocabulary_size="vocabulary_size",
+            dim="hidden_dim",
+            num_layers="num_layers",
+            num_heads="num_attention_heads",
+            num_key_value_heads="num_key_value_heads",
+            intermediate_dim="intermediate_dim",
+            rms_norm_epsilon="layer_norm_epsilon",
+            attention_dropout="attention_dropout",
+            feed_forward_bias="mlp_bias",
+            rope_theta="rope_theta",
+            max_length="max_position_embeddings",
+        ),
+        "rotary": [bool(x) for x in (*rotary, *[True] * layers)][:layers],
+    }
+
+
+def _smollm3_table(model: models.Model) -> tuple[Row, ...]:
+    given = model.arguments
+    width, dim, bias = given["dim"] // given["num_heads"], given["dim"], given["feed_forward_bias"]
+    groups = given["num_key_value_heads"] * width
+    path, layer = "decoder_{i}", "transformer_layer_{i}"
+    parts = tuple(f"{layer}/self_attn/{x}_proj/kernel" for x in "qkv")
+    return (
+        Row("embedding/embeddings", ("token_embedding/embeddings",)),
+        Row(f"{path}/self_attention/query_key_value/kernel", parts, Joined((dim, groups, groups))),
+        Row(
+            f"{path}/self_attention/output_projection/kernel",
+            (f"{layer}/self_attn/o_proj/kernel",),
+            Reshaped((-1, width, dim), (-1, dim)),
+        ),
+        *dense(
+            f"{path}/feed_forward/inner",
+            f"{layer}/mlp/gate_proj",
+            f"{layer}/mlp/up_proj",
+            bias=bias,
+        ),
+        *dense(f"{path}/feed_forward/outer", f"{layer}/mlp/down_proj", bias=bias),
+        *rms_norm(f"{path}/self_attention_residual/norm", f"{layer}/input_layernorm"),
+        *rms_norm(f"{path}/feed_forward_residual/norm", f"{layer}/post_attention_layernorm"),
+        *rms_norm("decoder_norm", "sequence_output_layernorm"),
+    )
+
+
+SMOLLM3 = HubFamily(
+    "SmolLM3Backbone",
+    models.smollm3,
+    _smollm3_arguments,
+    _smollm3_table,
+    ignored=(r".*/rotary_emb/inv_freq",),
+)

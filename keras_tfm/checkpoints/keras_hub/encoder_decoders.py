@@ -13,8 +13,11 @@ from keras_tfm.checkpoints.rows import Row
 
 _INPUTS = {"source": "encoder_token_ids", "target": "decoder_token_ids"}
 _OUTPUTS = {"features": "decoder_sequence_output"}
-_BLOCKS = ("encoder_transformer_layers", "decoder_transformer_layers")
 _ENCODER, _DECODER = "transformer_encoder_layer_{i}", "transformer_decoder_layer_{i}"
+
+
+def _blocks(backbone: Any) -> list[Any]:
+    return [*backbone.encoder_transformer_layers, *backbone.decoder_transformer_layers]
 
 
 def _t5_arguments(settings: Settings) -> Arguments:
@@ -88,7 +91,7 @@ T5 = HubFamily(
     arguments=_t5_arguments,
     table=_t5_table,
     inputs=_INPUTS,
-    blocks=_BLOCKS,
+    blocks=_blocks,
     outputs=_OUTPUTS,
     logits=_t5_logits,
 )
@@ -142,7 +145,7 @@ BART = HubFamily(
     arguments=_bart_arguments,
     table=_bart_table,
     inputs=_INPUTS,
-    blocks=_BLOCKS,
+    blocks=_blocks,
     outputs=_OUTPUTS,
 )
 
@@ -207,6 +210,6 @@ WHISPER = HubFamily(
     arguments=_whisper_arguments,
     table=_whisper_table,
     inputs={"audio": "encoder_features", "target": "decoder_token_ids"},
-    blocks=_BLOCKS,
+    blocks=_blocks,
     outputs=_OUTPUTS,
 )

@@ -136,7 +136,6 @@ ALBERT = HubFamily(
     arguments=_albert_arguments,
     table=_albert_table,
     inputs=_WITH_SEGMENTS,
-    blocks=("transformer_layers",),
     outputs=_POOLED,
 )
 

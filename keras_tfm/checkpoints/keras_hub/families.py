@@ -9,12 +9,12 @@ Example:
 
 import keras
 
-from keras_tfm.checkpoints.keras_hub import decoders, encoder_decoders, encoders
+from keras_tfm.checkpoints.keras_hub import decoders, encoder_decoders, encoders, vision
 from keras_tfm.checkpoints.keras_hub.family import HubFamily
 
 FAMILIES: dict[str, HubFamily] = {
     x.backbone: x
-    for module in (encoders, decoders, encoder_decoders)
+    for module in (encoders, decoders, encoder_decoders, vision)
     for x in vars(module).values()
     if isinstance(x, HubFamily)
 }

@@ -1,7 +1,7 @@
 """A family of KerasHub's backbones: its table of weights and its arguments."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,12 +24,14 @@ class HubFamily:
         table: function of a model of the builder that returns its table, with a row for every
             weight. A row's tensors are paths of KerasHub's variables.
         inputs: dict from our inputs to those of KerasHub.
-        blocks: KerasHub's attributes with the lists of blocks, in the order in which they run.
+        blocks: function of a backbone that returns its blocks, in the order in which they run.
         outputs: dict from "features" and "pooled" to the keys of the backbone's outputs. Default:
             the backbone returns the features.
+        pairs: function of our outputs and those of the backbone that returns what must be equal,
+            instead of features and outputs.
+        adjust: function of the builder's model that sets what the builder has no argument for.
+        ignored: patterns of the paths of KerasHub's weights that change nothing.
         logits: function of a backbone and its features that returns the logits of its task.
-        head_arguments: dict from the kind of a task, such as "TextClassifier", to the head's
-            arguments that are always the same.
     """
 
     backbone: str
@@ -37,12 +39,14 @@ class HubFamily:
     arguments: Callable[[Settings], Arguments]
     table: Callable[[Model], tuple[Row, ...]]
     inputs: Mapping[str, str] = field(default_factory=lambda: {"tokens": "token_ids"})
-    blocks: tuple[str, ...] = ("transformer_layers",)
+    blocks: Callable[[Any], Sequence[Any]] = lambda backbone: backbone.transformer_layers
     outputs: Mapping[str, str] = field(default_factory=dict)
+    pairs: Callable[[Any, Any], Iterable[tuple[str, Any, Any]]] | None = None
+    adjust: Callable[[Model], None] = lambda model: None
+    ignored: tuple[str, ...] = ()
     logits: Callable[[Any, Any], Any] = lambda backbone, x: backbone.token_embedding(
         x, reverse=True
     )
-    head_arguments: Mapping[str, Arguments] = field(default_factory=dict)
 
     def entries(self, model: Model) -> list[Entry]:
         """An entry for each weight of a model."""
@@ -63,4 +67,6 @@ class HubFamily:
         settings.check_all_read()
         if kind == "TextEmbedder" and "pad_id" in inspect.signature(self.builder).parameters:
             arguments.setdefault("pad_id", settings.pad_id or 0)  # of a decoder-only model
-        return self.builder(**{**arguments, **options})
+        model = self.builder(**{**arguments, **options})
+        self.adjust(model)
+        return model

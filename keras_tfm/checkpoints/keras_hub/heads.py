@@ -5,7 +5,6 @@ from typing import Any
 import keras
 
 from keras_tfm import models
-from keras_tfm.checkpoints.keras_hub.family import HubFamily
 from keras_tfm.models import Model
 
 # The base classes of KerasHub's tasks; a Seq2SeqLM is a CausalLM, too.
@@ -37,21 +36,19 @@ def kind_of(task: keras.Model) -> str:
     )
 
 
-def add_head(model: Model, task: Any, kind: str | None, family: HubFamily) -> Model:
+def add_head(model: Model, task: Any, kind: str | None) -> Model:
     """The model with the head of a task; without one, as it is.
 
     Args:
         model: the model of the family's builder.
         task: the task, or None.
         kind: str, one of `KINDS`, or None.
-        family: the family of the backbone.
     """
     if kind is None or kind in GENERATING:
         return model
-    given = family.head_arguments.get(kind, {})
     if kind == "TextClassifier":
         check_hidden_dim(task, model)
-        return models.sequence_classifier(model, task.num_classes, task.dropout, **given)
+        return models.sequence_classifier(model, task.num_classes, task.dropout)
     if kind == "MaskedLM":
         head = task.masked_lm_head
         return models.masked_language_model(
@@ -61,7 +58,29 @@ def add_head(model: Model, task: Any, kind: str | None, family: HubFamily) -> Mo
         )
     if kind == "TextEmbedder":
         return models.sentence_embedding(model, _POOLINGS[task.pooling_mode], task.normalize)
-    return models.image_classifier(model, task.num_classes, dropout=task.dropout, **given)
+    return _image_classifier(model, task)
+
+
+def _image_classifier(model: Model, task: Any) -> Model:
+    """The head of an `ImageClassifier`, whose attributes may be layers."""
+    given = task.get_config()
+    if given.get("intermediate_dim") is not None:
+        raise ValueError(
+            f"{type(task).__name__}: intermediate_dim must be None, got {given['intermediate_dim']}"
+        )
+    pooling, prefix = given["pooling"], None
+    if pooling == "gap":  # the mean of all tokens, the class token included
+        pooling, prefix = "mean", 0
+    known = {"token": "first", "mean": "mean", "avg": "mean"}
+    if pooling not in known:
+        raise ValueError(
+            f"{type(task).__name__}: pooling must be 'token', 'gap' or 'avg', got {pooling!r}"
+        )
+    rate = given["dropout"]
+    rate = rate if isinstance(rate, int | float) else task.dropout.rate
+    return models.image_classifier(
+        model, given["num_classes"], known[pooling], dropout=rate, prefix=prefix
+    )
 
 
 def check_hidden_dim(task: Any, model: Model) -> None:

@@ -10,6 +10,8 @@ from keras_tfm.models import Model
 from keras_tfm.models.encoder_decoders.whisper import SAMPLES_PER_POSITION
 
 ROWS, LENGTH, MASKED = 3, 11, 2
+# Of images, if the model takes any size.
+SIDE = 67
 # The input of token ids with the features: the decoder's, if there is one.
 _TARGETS = ("target", "tokens")
 
@@ -30,6 +32,7 @@ class RandomInputs:
         self._mask: np.ndarray | None = None
         self._positions: np.ndarray | None = None
         self._is_dict = isinstance(model.input, dict)
+        known = source.backbone.input if isinstance(source.backbone.input, dict) else ()
         ours: dict[str, np.ndarray] = {}
         theirs: dict[str, np.ndarray] = {}
         for name, other in self._family.inputs.items():
@@ -37,14 +40,19 @@ class RandomInputs:
                 ours[name] = theirs[other] = self._segments()
             elif name == "audio":
                 ours[name], theirs[other] = self._speech(model)
+            elif name == "pixels":
+                ours[name], theirs[other] = self._pixels()
             else:
                 lengths = np.array([self.length, self.length // 2 + 1, 1])
                 ours[name], mask = self._ids(lengths)
-                theirs |= {other: ours[name], _mask_name(other): mask.astype("int32")}
+                theirs[other] = ours[name]
+                if _mask_name(other) in known:
+                    theirs[_mask_name(other)] = mask.astype("int32")
                 if name in _TARGETS:
                     self._mask = mask
         self.ours = self._in_structure(ours)
-        self.of_backbone = self.of_task = theirs
+        self.of_backbone: Any = theirs if known else next(iter(theirs.values()))
+        self.of_task = self.of_backbone
         if source.kind == "MaskedLM":
             self._positions = self._rng.integers(0, self.length // 2 + 1, (ROWS, MASKED), "int32")
             self._positions[-1] = 0  # the only token that is not padding
@@ -119,6 +127,14 @@ class RandomInputs:
         samples = self._rng.uniform(-0.5, 0.5, (ROWS, SAMPLES_PER_POSITION * length))
         audio = samples.astype("float32")
         return audio, np.asarray(ops.convert_to_numpy(model.get_layer("log_mel")(audio)))
+
+    def _pixels(self) -> tuple[np.ndarray, np.ndarray]:
+        """Pixels from 0 to 255, and as KerasHub's converter makes them."""
+        mean, deviation = (np.array(self._given[f"image_{x}"]) for x in ("mean", "std"))
+        size = self._given["image_size"] or (SIDE, SIDE)
+        size = (size, size) if isinstance(size, int) else size
+        pixels = self._rng.uniform(0, 255, (ROWS, *size, len(mean)))
+        return pixels.astype("float32"), ((pixels / 255 - mean) / deviation).astype("float32")
 
     def _in_structure(self, arrays: dict[str, np.ndarray], left_out: Any = ()) -> Any:
         """Arrays in the structure of the model's inputs."""

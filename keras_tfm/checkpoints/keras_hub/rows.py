@@ -3,6 +3,7 @@
 A row's tensors are paths of KerasHub's variables, such as "pooled_dense/kernel".
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,7 @@ def dense(weight: str, *layers: str, bias: bool = True) -> tuple[Row, ...]:
 
 
 def norm(weight: str, layer: str) -> tuple[Row, ...]:
-    """The rows of a layer normalisation, or of a batch normalisation's scale and offset."""
+    """The rows of a layer normalisation."""
     return tuple(Row(f"{weight}/{name}", (f"{layer}/{name}",)) for name in ("gamma", "beta"))
 
 
@@ -78,6 +79,30 @@ class Positions(Transform):
 
     def _save(self, value: np.ndarray) -> np.ndarray:
         return value[self.unused :]
+
+
+@dataclass(frozen=True)
+class Lookup(Transform):
+    """A table of positions, and the row of each position in it.
+
+    >>> import numpy as np
+    >>> from keras_tfm.checkpoints.keras_hub.rows import Lookup
+    >>> Lookup().load([np.array([[1.0], [2.0]]), np.array([[1, 0]])]).tolist()
+    [[2.0], [1.0]]
+    """
+
+    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        """The shapes of the table and of the rows."""
+        return shape, (1, shape[0])
+
+    def load(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The table in the order of the positions."""
+        table, rows = arrays
+        return np.asarray(table[rows[0].astype(int)])
+
+    def save(self, value: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The table, and its rows in order."""
+        return value, np.arange(len(value))[np.newaxis]
 
 
 def attention(
@@ -143,6 +168,12 @@ def _output(weight: str, layer: str, dim: int, head_dim: int, bias: bool) -> tup
     path, name = f"{weight}/output_projection", f"{layer}/attention_output"
     kernel = Row(f"{path}/kernel", (f"{name}/kernel",), Reshaped((-1, head_dim, dim), (-1, dim)))
     return (kernel, Row(f"{path}/bias", (f"{name}/bias",))) if bias else (kernel,)
+
+
+def batch_norm(weight: str, layer: str) -> tuple[Row, ...]:
+    """The rows of a batch normalisation."""
+    names = ("gamma", "beta", "moving_mean", "moving_variance")
+    return tuple(Row(f"{weight}/{name}", (f"{layer}/{name}",)) for name in names)
 
 
 # The heads that KerasHub's tasks for texts have.

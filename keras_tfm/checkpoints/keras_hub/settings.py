@@ -29,6 +29,10 @@ class Settings:
         owner: str, name of the backbone's class, for messages.
         fields: dict, its `get_config()`.
         defaults: dict, the defaults of its constructor's arguments.
+        backbone: the backbone itself, for those inside it.
+        preprocessor: the preprocessor of its task, or None.
+
+    Attributes:
         pad_id: int, the padding id of the preprocessor's tokenizer; None: unknown.
     """
 
@@ -37,21 +41,24 @@ class Settings:
         owner: str,
         fields: Mapping[str, Any],
         defaults: Mapping[str, Any],
-        pad_id: int | None = None,
+        backbone: Any = None,
+        preprocessor: Any = None,
     ):
         self.owner, self.fields, self.defaults = owner, dict(fields), dict(defaults)
-        self.pad_id = pad_id
+        self.backbone, self.preprocessor = backbone, preprocessor
+        tokenizer = getattr(preprocessor, "tokenizer", None)
+        self.pad_id: int | None = getattr(tokenizer, "pad_token_id", None)
         self._read: set[str] = set(_OF_ALL)
 
     @classmethod
-    def of(cls, backbone: keras.Model, pad_id: int | None = None) -> "Settings":
+    def of(cls, backbone: keras.Model, preprocessor: Any = None) -> "Settings":
         """The settings of a backbone."""
         parameters = inspect.signature(type(backbone).__init__).parameters
         defaults = {name: x.default for name, x in parameters.items()}
         # Some backbones leave arguments out of their configuration.
         missing = {name: getattr(backbone, name) for name in parameters if hasattr(backbone, name)}
         fields = {**missing, **backbone.get_config()}
-        return cls(type(backbone).__name__, fields, defaults, pad_id)
+        return cls(type(backbone).__name__, fields, defaults, backbone, preprocessor)
 
     def __getitem__(self, name: str) -> Any:
         """The value of a field."""

@@ -72,8 +72,7 @@ class Source:
     @property
     def settings(self) -> Settings:
         """The settings of the backbone."""
-        tokenizer = getattr(self.preprocessor, "tokenizer", None)
-        return Settings.of(self.backbone, getattr(tokenizer, "pad_token_id", None))
+        return Settings.of(self.backbone, self.preprocessor)
 
     @property
     def is_float32(self) -> bool:
@@ -86,16 +85,23 @@ class Source:
 
     def in_float32(self, variables: Variables) -> "Source":
         """A copy that computes in float32, with these values."""
-        fields = {**self.settings.fields, "dtype": "float32"}
-        backbone = type(self.backbone).from_config(fields)
+        backbone = type(self.backbone).from_config(_in_float32(self.settings.fields))
         model = backbone
         if self.kind is not None:
             dropped = ("backbone", "preprocessor", "dtype", "trainable")
             given = {k: x for k, x in self.model.get_config().items() if k not in dropped}
             model = type(self.model)(backbone=backbone, preprocessor=None, **given)
-        for weight in model.weights:
-            weight.assign(variables.value(weight.path))
+        copy = Variables(model)
+        for path in copy.paths:
+            copy.variable(path).assign(variables.value(path))
         return Source(model, backbone, self.family, self.kind)
+
+
+def _in_float32(config: Any) -> Any:
+    """A configuration with another dtype, also that of backbones inside."""
+    if isinstance(config, dict):
+        return {k: "float32" if k == "dtype" else _in_float32(x) for k, x in config.items()}
+    return config
 
 
 def open_preset(folder: str | Path) -> keras.Model:

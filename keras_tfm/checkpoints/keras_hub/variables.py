@@ -97,11 +97,18 @@ def _named_layers(model: Any) -> Iterator[tuple[str, Any]]:
 
 def _inner_layers(parent: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     attributes = {id(x): name.removeprefix("_") for name, x in vars(parent).items()}
-    for layer in child_layers(parent):
+    children = child_layers(parent)
+    # Some backbones put their own name before that of each layer.
+    own = f"{parent.name}_"
+    if not isinstance(parent, keras.Model) or not all(
+        x.name.startswith(own) for x in children if x.weights
+    ):
+        own = ""
+    for layer in children:
         if id(layer) in seen:
             continue
         seen.add(id(layer))
-        name = layer.name
+        name = layer.name.removeprefix(own)
         if _is_made_up(layer) or isinstance(layer, keras.Model):
             name = attributes.get(id(layer), name)
         yield prefix + name, layer

@@ -1,0 +1,366 @@
+"""Models of images of KerasHub: ViT, DeiT, DINOv2, ResNet, CLIP.
+
+A preprocessor's image converter multiplies and shifts pixels from 0 to 255; our models do so in
+their first layer. Without a preprocessor they take the pixels that the backbone takes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_tfm import models
+from keras_tfm.checkpoints.config import Arguments
+from keras_tfm.checkpoints.keras_hub.family import HubFamily
+from keras_tfm.checkpoints.keras_hub.rows import Lookup, attention, batch_norm, dense, norm
+from keras_tfm.checkpoints.keras_hub.settings import Settings
+from keras_tfm.checkpoints.rows import Row
+from keras_tfm.checkpoints.transforms import Joined, Reshaped
+from keras_tfm.layers import quick_gelu
+
+
+def image_statistics(settings: Settings, channels: int) -> Arguments:
+    """Mean and standard deviation, for values from 0 to 1, of x * scale + offset."""
+    converter = getattr(settings.preprocessor, "image_converter", None)
+    scale, offset = (getattr(converter, name, None) for name in ("scale", "offset"))
+    factors = np.broadcast_to(1.0 if scale is None else np.ravel(scale), channels)
+    shifts = np.broadcast_to(0.0 if offset is None else np.ravel(offset), channels)
+    deviations = 1.0 / (255.0 * factors)
+    return {
+        "image_mean": (-shifts * deviations).tolist(),
+        "image_std": deviations.tolist(),
+    }
+
+
+def _size(settings: Settings) -> Arguments:
+    """The image size and the statistics of its channels."""
+    settings.only(data_format="channels_last")
+    *size, channels = settings["image_shape"]
+    image_size = None if None in size else list(size)
+    return {"image_size": image_size, **image_statistics(settings, channels)}
+
+
+def _patches(settings: Settings) -> Arguments:
+    arguments = _size(settings)
+    return {
+        **arguments,
+        "position_size": arguments["image_size"],
+        **settings.rename(
+            patch_size="patch_size",
+            dim="hidden_dim",
+            num_layers="num_layers",
+            num_heads="num_heads",
+            dropout="dropout_rate",
+        ),
+    }
+
+
+def _vit_arguments(settings: Settings) -> Arguments:
+    settings.only(use_mha_bias=True, use_mlp_bias=True, use_class_token=True, use_patch_bias=True)
+    return {
+        **_patches(settings),
+        "intermediate_dim": settings["mlp_dim"],
+        "attention_dropout": settings["attention_dropout"],
+        "layer_norm_epsilon": settings["layer_norm_epsilon"],
+    }
+
+
+def _attention(model: models.Model, path: str, layer: str) -> tuple[Row, ...]:
+    dim, heads = model.arguments["dim"], model.arguments["num_heads"]
+    return attention(path, layer, dim, dim // heads, (dim, dim, dim))
+
+
+def _vit_block(
+    model: models.Model, path: str, layer: str, inner: str, outer: str
+) -> tuple[Row, ...]:
+    """The rows of a block of ViT and DeiT.
+
+    Args:
+        model: the model.
+        path, layer: the paths of our block and KerasHub's.
+        inner, outer: the paths of the dense layers in KerasHub's block.
+    """
+    return (
+        *norm(f"{path}/self_attention_residual/norm", f"{layer}/ln_1"),
+        *_attention(model, f"{path}/self_attention", f"{layer}/mha"),
+        *norm(f"{path}/feed_forward_residual/norm", f"{layer}/ln_2"),
+        *dense(f"{path}/feed_forward/inner", f"{layer}/{inner}"),
+        *dense(f"{path}/feed_forward/outer", f"{layer}/{outer}"),
+    )
+
+
+def _vit_table(model: models.Model) -> tuple[Row, ...]:
+    """KerasHub numbers the blocks from 1."""
+    dim, embeddings = model.arguments["dim"], "vit_patching_and_embedding"
+    token = Reshaped((1, 1, dim), (1, dim))
+    blocks = (
+        _vit_block(
+            model,
+            f"encoder_{i}",
+            f"vit_encoder/transformer_block_{i + 1}",
+            "mlp/dense_1",
+            "mlp/dense_2",
+        )
+        for i in range(model.arguments["num_layers"])
+    )
+    return (
+        *dense("patches/projection", f"{embeddings}/patch_embedding"),
+        Row("prefix/tokens", (f"{embeddings}/class_token",), token),
+        Row("positions/positions", (f"{embeddings}/position_embedding/embeddings",)),
+        *(row for block in blocks for row in block),
+        *norm("final_norm", "vit_encoder/ln"),
+        *dense("classifier", "predictions"),
+    )
+
+
+def _encoder_layers(name: str) -> Any:
+    return lambda backbone: backbone.get_layer(name).encoder_layers
+
+
+VIT = HubFamily(
+    backbone="ViTBackbone",
+    builder=models.vit,
+    arguments=_vit_arguments,
+    table=_vit_table,
+    inputs={"pixels": "images"},
+    blocks=_encoder_layers("vit_encoder"),
+)
+
+
+def _deit_arguments(settings: Settings) -> Arguments:
+    settings.only(use_mha_bias=True)
+    return {
+        **_patches(settings),
+        "intermediate_dim": settings["intermediate_dim"],
+        "attention_dropout": settings["attention_dropout"],
+        "layer_norm_epsilon": settings["layer_norm_epsilon"],
+        "distillation_token": True,
+    }
+
+
+def _deit_table(model: models.Model) -> tuple[Row, ...]:
+    dim, embeddings = model.arguments["dim"], "deit_patching_and_embedding"
+    token, table = Reshaped((1, 1, dim), (1, dim)), Reshaped((1, -1, dim), (-1, dim))
+    tokens = (f"{embeddings}/class_token", f"{embeddings}/distillation_token")
+    blocks = (
+        _vit_block(
+            model,
+            f"encoder_{i}",
+            f"deit_encoder/transformer_block_{i + 1}",
+            "mlp/dense",
+            "output_layer/output",
+        )
+        for i in range(model.arguments["num_layers"])
+    )
+    return (
+        *dense("patches/projection", f"{embeddings}/patch_embedding"),
+        Row("prefix/tokens", tokens, Joined(2, axis=0, each=token)),
+        Row("positions/positions", (f"{embeddings}/position_embedding",), table),
+        *(row for block in blocks for row in block),
+        *norm("final_norm", "deit_encoder/ln"),
+        *dense("classifier", "predictions"),
+    )
+
+
+DEIT = replace(
+    VIT,
+    backbone="DeiTBackbone",
+    arguments=_deit_arguments,
+    table=_deit_table,
+    blocks=_encoder_layers("deit_encoder"),
+)
+
+
+def _dinov2_arguments(settings: Settings) -> Arguments:
+    width, gated = settings["intermediate_dim"], settings["use_swiglu_ffn"]
+    # The table that is interpolated from another size is a weight of its own.
+    for name in ("use_mask_token", "position_embedding_shape", "antialias_in_interpolation"):
+        settings[name]
+    settings["apply_layernorm"]  # to the outputs of blocks, not to the last
+    return {
+        **_patches(settings),
+        "intermediate_dim": (int(width * 2 / 3) + 7) // 8 * 8 if gated else width,
+        "gated": gated,
+        "activation": "silu" if gated else "gelu",
+        "layer_norm_epsilon": 1e-6,
+        "layer_scale": settings["layer_scale_init_value"],
+        "drop_path": settings["drop_path_rate"],
+        "num_registers": settings["num_register_tokens"],
+    }
+
+
+def _dinov2_table(model: models.Model) -> tuple[Row, ...]:
+    dim = model.arguments["dim"]
+    token, table = Reshaped((1, 1, dim), (1, dim)), Reshaped((1, -1, dim), (-1, dim))
+    inner, outer = ("weights_in", "weights_out") if model.arguments["gated"] else ("fc1", "fc2")
+    path, layer = "encoder_{i}", "encoder/layers_{i}"
+    return (
+        *dense("patches/projection", "embeddings/patch_embeddings/projection"),
+        Row("prefix/tokens", ("embeddings/cls_token",), token),
+        Row("positions/positions", ("embeddings/interpolated_position_embeddings",), table),
+        Row("registers/tokens", ("embeddings/register_tokens",), table),
+        *norm(f"{path}/self_attention_residual/norm", f"{layer}/norm1"),
+        *_attention(model, f"{path}/self_attention", f"{layer}/attention/attention"),
+        Row(f"{path}/self_attention_residual/scale", (f"{layer}/layer_scale1/lambda1",)),
+        *norm(f"{path}/feed_forward_residual/norm", f"{layer}/norm2"),
+        *dense(f"{path}/feed_forward/inner", f"{layer}/mlp/{inner}"),
+        *dense(f"{path}/feed_forward/outer", f"{layer}/mlp/{outer}"),
+        Row(f"{path}/feed_forward_residual/scale", (f"{layer}/layer_scale2/lambda1",)),
+        *norm("final_norm", "layernorm"),
+    )
+
+
+DINOV2 = replace(
+    VIT,
+    backbone="DINOV2Backbone",
+    arguments=_dinov2_arguments,
+    table=_dinov2_table,
+    blocks=lambda backbone: backbone.encoder.layers,
+    ignored=(r"embeddings/(mask_token|position_embeddings)",),
+)
+
+
+def _resnet_arguments(settings: Settings) -> Arguments:
+    settings.only(
+        block_type=("basic_block", "bottleneck_block"),
+        use_pre_activation=False,
+        input_conv_kernel_sizes=([7], (7,)),
+    )
+    strides = list(settings["stackwise_num_strides"])
+    if strides != [1] + [2] * (len(strides) - 1):
+        settings.refuse("stackwise_num_strides", strides, "1 and then 2 for each stack")
+    bottleneck = settings["block_type"] == "bottleneck_block"
+    return {
+        **_size(settings),
+        "stem_dim": settings["input_conv_filters"][0],
+        "dims": [x * (4 if bottleneck else 1) for x in settings["stackwise_num_filters"]],
+        "depths": list(settings["stackwise_num_blocks"]),
+        "bottleneck": bottleneck,
+    }
+
+
+def _resnet_table(model: models.Model) -> tuple[Row, ...]:
+    given = model.arguments
+    rows = [*dense("stem", "conv1_conv", bias=False), *batch_norm("stem_norm", "conv1_bn")]
+    for stage, depth in enumerate(given["depths"]):
+        for i in range(depth):
+            path, name = f"stage_{stage}_block_{i}", f"stack{stage}_block{i}"
+            parts = [(f"{j}", f"{j + 1}") for j in range(3 if given["bottleneck"] else 2)]
+            for j, number in parts:
+                rows += dense(f"{path}/convolution_{j}", f"{name}_{number}_conv", bias=False)
+                rows += batch_norm(f"{path}/norm_{j}", f"{name}_{number}_bn")
+            rows += dense(f"{path}/shortcut", f"{name}_0_conv", bias=False)
+            rows += batch_norm(f"{path}/shortcut_norm", f"{name}_0_bn")
+    return (*rows, *dense("classifier", "predictions"))
+
+
+RESNET = HubFamily(
+    backbone="ResNetBackbone",
+    builder=models.resnet,
+    arguments=_resnet_arguments,
+    table=_resnet_table,
+    inputs={"pixels": "images"},
+    blocks=lambda backbone: [
+        backbone.get_layer(f"stack{stage}_block{i}_out")
+        for stage, depth in enumerate(backbone.stackwise_num_blocks)
+        for i in range(depth)
+    ],
+)
+
+
+def _tower(settings: Settings) -> Arguments:
+    settings.only(intermediate_output_index=None)
+    activation = settings["intermediate_activation"]
+    return {
+        **settings.rename(
+            dim="hidden_dim",
+            num_layers="num_layers",
+            num_heads="num_heads",
+            intermediate_dim="intermediate_dim",
+        ),
+        "activation": quick_gelu if activation == "quick_gelu" else activation,
+    }
+
+
+def _clip_arguments(settings: Settings) -> Arguments:
+    settings["vision_encoder"], settings["text_encoder"]
+    image = Settings.of(settings.backbone.vision_encoder, settings.preprocessor)
+    text = Settings.of(settings.backbone.text_encoder, settings.preprocessor)
+    text.only(embedding_dim=text["hidden_dim"])
+    size = _size(image)
+    arguments = {
+        **size,
+        "patch_size": image["patch_size"],
+        "vocabulary_size": text["vocabulary_size"],
+        "max_length": text["max_sequence_length"],
+        "end_id": None,
+        "projection_dim": settings["projection_dim"],
+        "image": {**_tower(image), "position_size": size["image_size"]},
+        "text": _tower(text),
+    }
+    image.check_all_read()
+    text.check_all_read()
+    return arguments
+
+
+def _clip_blocks(given: Arguments, path: str, layer: str) -> tuple[Row, ...]:
+    dim, heads = given["dim"], given["num_heads"]
+    return (
+        *norm(f"{path}/self_attention_residual/norm", f"{layer}/layer_norm_1"),
+        *attention(
+            f"{path}/self_attention", f"{layer}/attention", dim, dim // heads, (dim, dim, dim)
+        ),
+        *norm(f"{path}/feed_forward_residual/norm", f"{layer}/layer_norm_2"),
+        *dense(f"{path}/feed_forward/inner", f"{layer}/dense_1"),
+        *dense(f"{path}/feed_forward/outer", f"{layer}/dense_2"),
+    )
+
+
+def _clip_table(model: models.Model) -> tuple[Row, ...]:
+    image, text = model.arguments["image"], model.arguments["text"]
+    embedding, blocks = "vision_encoder/embedding", "encoder_block_{i}"
+    table = (f"{embedding}/position_embedding/embeddings", f"{embedding}/position_ids")
+    token = Reshaped((image["dim"],), (1, image["dim"]))
+    of_text = "text_encoder/embedding"
+    return (
+        *dense("image_patches/projection", f"{embedding}/patch_embedding", bias=False),
+        Row("image_prefix/tokens", (f"{embedding}/class_embedding",), token),
+        Row("image_positions/positions", table, Lookup()),
+        *norm("image_embedding_norm", "vision_encoder/pre_layer_norm"),
+        *_clip_blocks(image, "image_encoder_{i}", f"vision_encoder/{blocks}"),
+        *norm("image_final_norm", "vision_encoder/layer_norm"),
+        *dense("image_projection", "vision_projection", bias=False),
+        Row("text_embedding/embeddings", (f"{of_text}/token_embedding/embeddings",)),
+        Row("text_positions/positions", (f"{of_text}/position_embedding/embeddings",)),
+        *_clip_blocks(text, "text_encoder_{i}", f"text_encoder/{blocks}"),
+        *norm("text_final_norm", "text_encoder/layer_norm"),
+        *dense("text_projection", "text_projection", bias=False),
+        Row("logit_scale/logit_scale", ("clip_head/logit_scale",)),
+    )
+
+
+def _clip_pairs(ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    similar = ops.matmul(ours["text_embedding"], ops.transpose(ours["image_embedding"]))
+    yield "logits", similar * ours["scale"], theirs["text_logits"]
+
+
+def _set_clip_epsilon(model: models.Model) -> None:
+    """KerasHub's last norm of texts has another epsilon than all others."""
+    model.get_layer("text_final_norm").epsilon = 1e-6
+
+
+CLIP = HubFamily(
+    backbone="CLIPBackbone",
+    builder=models.clip,
+    arguments=_clip_arguments,
+    table=_clip_table,
+    inputs={"pixels": "images", "tokens": "token_ids"},
+    blocks=lambda backbone: [
+        *backbone.vision_encoder.encoder_layers,
+        *backbone.text_encoder.encoder_layers,
+    ],
+    pairs=_clip_pairs,
+    adjust=_set_clip_epsilon,
+)
