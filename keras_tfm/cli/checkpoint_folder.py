@@ -1,4 +1,4 @@
-"""What a folder of transformers or sentence-transformers says about the export of its model."""
+"""What a folder of transformers, sentence-transformers or KerasHub says about an export."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_tfm.cli.console import messages
+from keras_tfm.cli.console import messages, refuse
 from keras_tfm.cli.image_options import channels_of, processor_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def load_folder(
     """The model of a folder.
 
     Args:
-        folder: a folder saved by transformers or sentence-transformers.
+        folder: a folder saved by transformers or sentence-transformers, or a preset of KerasHub.
         architecture: the class in transformers; None: that of `config.json`, and for
             sentence-transformers its pooling.
         segments: whether the model keeps the input of segments, if it can have one. None: only if
@@ -46,7 +46,15 @@ def load_folder(
     from keras_tfm import checkpoints
     from keras_tfm.checkpoints.config import Config
     from keras_tfm.checkpoints.huggingface import FAMILIES
+    from keras_tfm.checkpoints.keras_hub.source import is_preset
 
+    if is_preset(folder):
+        refuse({"architecture": architecture}, "it is for a folder of transformers")
+        given: Arguments = {} if segments is None or segments else {"segments": False}
+        found = checkpoints.from_keras_hub(folder, **given)
+        for note in found.notes:
+            messages.print(f"{folder}: {note}", soft_wrap=True)
+        return found.model
     if (folder / "modules.json").is_file() and architecture is None:
         return checkpoints.load_sentence_transformer(folder)
     config = Config(folder)
@@ -89,7 +97,13 @@ def folder_arguments(
     Returns:
         Arguments by name, and for a model of speech `processors`, those of its strategy.
     """
+    from keras_tfm.checkpoints.keras_hub.source import is_preset
+
     made = _Taken()
+    if is_preset(folder):
+        _take_preset(made, folder, model, given, is_litertlm)
+        messages.print(f"of the preset: {'; '.join(made.notes) or 'nothing'}", soft_wrap=True)
+        return made.arguments
     open_ = {name for name, value in given.items() if value is None}
     texts = _inputs_of_text(model)
     own: Arguments = getattr(model, "arguments", None) or {}
@@ -117,6 +131,46 @@ def folder_arguments(
         made.take("source_length", lengths, f"--lengths {','.join(map(str, lengths))}")
     messages.print(f"of the folder: {'; '.join(made.notes) or 'nothing'}", soft_wrap=True)
     return made.arguments
+
+
+# What a preset may tell, as an option.
+_OF_PRESETS = {
+    "tokenizer": "its tokenizer",
+    "images": "its rule for pictures",
+    "signatures": "--signatures",
+    "source_length": "--lengths",
+    "max_length": "--max-length",
+    "prompt_length": "--prompt-lengths",
+    "default_prompt": "--prompt",
+    "start_id": "--start",
+    "end_id": "--end",
+}
+# Those that describe a .litertlm file.
+_OF_LITERTLM = ("tokenizer", "max_length", "start_id", "end_id")
+
+
+def _take_preset(
+    made: _Taken, folder: Path, model: keras.Model, given: Arguments, is_litertlm: bool
+) -> None:
+    """What the preprocessor of a KerasHub preset tells."""
+    from keras_tfm.checkpoints.keras_hub.preprocessing import read_preprocessing
+    from keras_tfm.checkpoints.keras_hub.source import open_preprocessor
+
+    preprocessor = open_preprocessor(folder)
+    if preprocessor is None:
+        made.notes.append("nothing, as it has no preprocessor")
+        return
+    found: Arguments = {}
+    head = getattr(model, "head", None)
+    if head is not None and head.kind == "language_model" and given["signatures"] is None:
+        found["signatures"] = _signatures(model, given)
+    found |= read_preprocessing(preprocessor).export_arguments(model, {**given, **found})
+    for name, text in _OF_PRESETS.items():
+        if name not in found or (is_litertlm and name not in _OF_LITERTLM):
+            continue
+        value = found[name]
+        numbers = ",".join(map(str, value)) if isinstance(value, list) else value
+        made.take(name, value, f"{text} {numbers}" if text.startswith("--") else text)
 
 
 def _inputs_of_text(model: keras.Model) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command `keras-tfm import`: a folder of transformers as a .keras file."""
+"""The command `keras-tfm import`: a folder of transformers or KerasHub as a .keras file."""
 
 import json
 import textwrap
@@ -14,7 +14,11 @@ from keras_tfm.model_types import names_of
 @app.command("import")
 def import_(
     folder: Annotated[
-        Path, typer.Argument(help="A folder of Hugging Face transformers or sentence-transformers.")
+        Path,
+        typer.Argument(
+            help="A folder of Hugging Face transformers or sentence-transformers, or a preset of "
+            "KerasHub."
+        ),
     ],
     output: Annotated[Path, typer.Argument(help="The .keras file to write.")],
     architecture: Architecture = None,

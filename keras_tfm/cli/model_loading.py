@@ -1,4 +1,4 @@
-"""Loads the model that a command names: a .keras file, or a folder of transformers."""
+"""Loads the model that a command names: a .keras file, or a folder of transformers or KerasHub."""
 
 import importlib
 import re
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 ModelPath = Annotated[
     Path,
     typer.Argument(
-        help="A .keras file, loaded in safe mode, or a folder of Hugging Face transformers or "
-        "sentence-transformers."
+        help="A .keras file, loaded in safe mode, a folder of Hugging Face transformers or "
+        "sentence-transformers, or a preset of KerasHub."
     ),
 ]
 Architecture = Annotated[

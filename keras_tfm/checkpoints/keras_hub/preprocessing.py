@@ -99,7 +99,9 @@ class Preprocessing:
         longest = given.get("max_length") or longest
         found: dict[str, Any] = {"max_length": longest, "end_id": list(self.end_ids) or None}
         prompted = any(given.get(x) is not None for x in ("prompt_length", "default_prompt"))
-        if self.default_prompt and not prompted and given.get("start_id") is None:
+        roles = given.get("signatures") or ["generate"]
+        opens = "generate" in roles and not prompted and given.get("start_id") is None
+        if self.default_prompt and opens:
             found |= {
                 "default_prompt": list(self.default_prompt),
                 "prompt_length": len(self.default_prompt),

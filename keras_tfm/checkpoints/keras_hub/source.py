@@ -104,6 +104,34 @@ def _in_float32(config: Any) -> Any:
     return config
 
 
+def is_preset(folder: Path) -> bool:
+    """Whether a folder is a preset of KerasHub, by its configuration."""
+    file = folder / "config.json"
+    return file.is_file() and str(read_json(file).get("module")).startswith("keras_hub.")
+
+
+def open_preprocessor(folder: Path) -> Any:
+    """The preprocessor of a preset, without its model; None if the preset has none.
+
+    Raises:
+        ModuleNotFoundError: KerasHub is not installed.
+        ValueError: its class is not KerasHub's.
+    """
+    file = folder / "preprocessor.json"
+    if not file.is_file():
+        return None
+    name = str(read_json(file).get("class_name"))
+    cls = getattr(_hub(), name, None)
+    if cls is None:
+        raise ValueError(f"{file}: KerasHub has no preprocessor {name!r}")
+    return cls.from_preset(str(folder))
+
+
+def _hub() -> Any:
+    need = "reading a preset of KerasHub needs it"
+    return optional_package("keras_hub", need, "keras-hub", extra="hub").models
+
+
 def open_preset(folder: str | Path) -> keras.Model:
     """The task or backbone of a folder that `save_to_preset` wrote.
 
@@ -126,9 +154,7 @@ def open_preset(folder: str | Path) -> keras.Model:
     check_class(str(config.get("class_name")))
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise FileNotFoundError(f"{folder} has no weights, expected {' or '.join(_WEIGHTS)}")
-    hub = optional_package(
-        "keras_hub", "reading a preset of KerasHub needs it", "keras-hub", extra="hub"
-    ).models
+    hub = _hub()
     if (folder / "task.json").is_file():
         name = str(read_json(folder / "task.json").get("class_name"))
         cls = getattr(hub, name, None)
