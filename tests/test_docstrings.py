@@ -16,12 +16,22 @@ from keras_tfm.model_types import MODEL_TYPES
 MODULES = ["keras_tfm"]
 MODULES += sorted(m.name for m in pkgutil.walk_packages(keras_tfm.__path__, "keras_tfm."))
 # Results, which are returned and not made.
-RESULTS = {"Benchmark", "Check", "Footprint", "Generated", "Hypothesis", "Inspection", "Latency"}
-RESULTS |= {"Model", "Reply", "Report", "Subgraph", "Verification", "VerificationError"}
+RESULTS = {"Benchmark", "Check", "Footprint", "Generated", "Hypothesis", "Inspection"}
+RESULTS |= {
+    "KerasHubImport",
+    "Latency",
+    "Model",
+    "Reply",
+    "Report",
+    "Subgraph",
+    "Verification",
+    "VerificationError",
+}
 # Examples that need an extra.
 NEEDED = {
     "keras_tfm.export.litertlm.export": "litert_lm_builder",
     "keras_tfm.checkpoints.huggingface": "safetensors",
+    "keras_tfm.checkpoints.keras_hub.conversion": "keras_hub",
     "keras_tfm.checkpoints.tensors": "safetensors",
     "keras_tfm.checkpoints.tokenizers.tokenizer_files": "tokenizers",
     "keras_tfm.runtime.tokenizers.constraints": "llguidance",
@@ -37,6 +47,7 @@ _FILE = "works on an exported file, which the examples of export_tflite, verify 
 _STEP = "its arguments come from a DecodingScope; the examples of the scope and of Generator run it"
 _BASE = "a base class; its subclasses have examples"
 _TABLE = "the table of a family; load_huggingface's example and tests/checkpoints read it"
+_HUB = "from_keras_hub has the example; tests/checkpoints/test_from_keras_hub.py runs it"
 _TOKENIZER = "one kind of load_tokenizer; tests/checkpoints compares it with transformers"
 _KERNEL = "a kernel for one backend; its layer has the example"
 _FIT = "runs inside fit; the callback or model that calls it has the example"
@@ -46,6 +57,21 @@ REASONS = {
     "keras_tfm.checkpoints.decoders.decoder_fields": _TABLE,
     **{f"keras_tfm.checkpoints.{x.table.partition(':')[0]}": _TABLE for x in MODEL_TYPES},
     "keras_tfm.checkpoints.family": _TABLE,
+    **{
+        f"keras_tfm.checkpoints.keras_hub.{name}": _HUB
+        for name in (
+            "comparison",
+            "decoders",
+            "encoder_decoders",
+            "encoders",
+            "family",
+            "heads",
+            "preprocessing",
+            "random_inputs",
+            "source",
+            "vision",
+        )
+    },
     "keras_tfm.checkpoints.tokenizers.jinja.*": "`load_chat_template` has the example",
     "keras_tfm.checkpoints.tokenizers.marian_pieces": _TOKENIZER,
     "keras_tfm.checkpoints.decoders.rope": _TABLE,
@@ -53,6 +79,7 @@ REASONS = {
     "keras_tfm.checkpoints.tokenizers.tokenizer_settings": _TOKENIZER,
     "keras_tfm.cli.*": "the command line: docs/api/command_line.md",
     "keras_tfm.distributed.*": _FIT,
+    "keras_tfm.export.keras_hub": "export_tflite and export_litertlm call it",
     "keras_tfm.export.pipeline": _FILE,
     "keras_tfm.runtime.compiled_model": _FILE,
     "keras_tfm.runtime.huge_pages": _FILE,
@@ -76,6 +103,9 @@ REASONS = {
     "keras_tfm.export.signatures.text": _FILE,
     "keras_tfm.export.verification.rows": _FILE,
     "keras_tfm.generation.shared_traces": "changes how graphs are traced, not what they compute",
+    "keras_tfm.generation.tokenizers.keras_hub_word_pieces": (
+        "tests/checkpoints/test_keras_hub_preprocessing.py compares it with KerasHub"
+    ),
     "keras_tfm.generation.tokenizers.texts": (
         "Generator.generate_text and stream_text have the examples"
     ),

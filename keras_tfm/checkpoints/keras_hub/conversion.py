@@ -60,8 +60,8 @@ def from_keras_hub(
     precision become float32; `notes` says so.
 
     Args:
-        model: task or backbone of `keras_hub.models`, or the folder of a preset that
-            `save_to_preset` wrote. It is not changed.
+        model: `keras.Model`, a task or backbone of `keras_hub.models`; or str or Path, the folder
+            of a preset that `save_to_preset` wrote. It is not changed.
         verify: bool, compare the two on random inputs with padding: features and outputs within
             1e-5 of the largest value, and the greedy tokens of a language model.
         **options: arguments of the builder that override those of the backbone, such as
@@ -79,11 +79,15 @@ def from_keras_hub(
 
     Example:
 
-    ```python
-    classifier = keras_hub.models.BertTextClassifier.from_preset(preset, num_classes=2)
-    classifier.fit(texts, labels)
-    model = checkpoints.from_keras_hub(classifier).model
-    ```
+    >>> import keras_hub
+    >>> from keras_tfm import checkpoints
+    >>> backbone = keras_hub.models.BertBackbone(
+    ...     vocabulary_size=11, num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=16
+    ... )
+    >>> classifier = keras_hub.models.BertTextClassifier(backbone, num_classes=3)
+    >>> model = checkpoints.from_keras_hub(classifier).model
+    >>> model.family, model.head.kind, model.output.shape
+    ('bert', 'sequence_classifier', (None, 3))
     """
     opened = open_preset(model) if isinstance(model, str | Path) else model
     source = Source.of(opened)
@@ -120,10 +124,10 @@ def to_keras_hub(model: keras.Model, backbone: keras.Model, *, verify: bool = Tr
     """Gives a backbone or task of KerasHub the weights of a model of this library.
 
     Args:
-        model: a model of the family's builder, with or without a head, for instance one that
+        model: `keras.Model` of the family's builder, with or without a head, for instance one that
             `from_keras_hub` made and `fit` trained. LoRA adapters are merged.
-        backbone: backbone of `keras_hub.models` with the same arguments, or a task, which gets the
-            weights of its head, too. It is changed.
+        backbone: `keras.Model`, a backbone of `keras_hub.models` with the same arguments, or a
+            task, which gets the weights of its head, too. It is changed.
         verify: bool, compare the two afterwards, as in `from_keras_hub`.
 
     Returns:
@@ -136,12 +140,15 @@ def to_keras_hub(model: keras.Model, backbone: keras.Model, *, verify: bool = Tr
 
     Example:
 
-    ```python
-    model = checkpoints.from_keras_hub(classifier).model
-    model.fit(...)
-    checkpoints.to_keras_hub(model, classifier)
-    classifier.save_to_preset("classifier")
-    ```
+    >>> import keras_hub
+    >>> from keras_tfm import checkpoints, models
+    >>> model = models.gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=7)
+    >>> backbone = keras_hub.models.GPT2Backbone(
+    ...     vocabulary_size=11, num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=16,
+    ...     max_sequence_length=7,
+    ... )
+    >>> checkpoints.to_keras_hub(model, backbone)
+    []
     """
     source = Source.of(backbone)
     variables = Variables(source.model)
