@@ -16,6 +16,7 @@ from keras_tfm.keras_internals import get_mask, set_mask
 from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.types import Arguments, Tensor
 from keras_tfm.matmul_precision import full_precision, product_rounding
+from keras_tfm.models.without_storage import with_largest_weight
 
 # The tokens of a step, at most: its scores against all cached keys must fit in memory.
 _CHUNK = 1024
@@ -71,7 +72,7 @@ def check_stepping(
     inputs = _random_inputs(model, stepped.target, length)
     if any("float16" in str(layer.compute_dtype) for layer in model.layers):  # and bfloat16
         tolerance = max(tolerance, 5e-2)
-    with full_precision():
+    with full_precision(), with_largest_weight(model):
         if _agree(stepped, inputs, length, tolerance):
             checked.add(key)
             return

@@ -31,7 +31,6 @@ from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.generation.tokenizers.keras_hub import refuse_keras_hub
 from keras_tfm.generation.tokenizers.tokenizer_forms import form_of
-from keras_tfm.models.without_storage import with_largest_weight
 from keras_tfm.runtime.manifest.manifest import Signature, Stepped
 from keras_tfm.runtime.manifest.storage import import_litert
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
@@ -237,9 +236,7 @@ def export_litertlm(
     chat: Chat | None = None
     if chat_template is not None:
         chat = chat_of(chat_template, reader, start_id, request.end_ids)
-    with with_largest_weight(model):
-        signatures = litertlm_signatures(request)
-    member = Member(model, request, signatures)
+    member = Member(model, request, litertlm_signatures(request))
     converted = convert_members({ONLY: member}, quantized, [mark_rms_norms])
     packed = _with_tokens(converted, request.target)
 

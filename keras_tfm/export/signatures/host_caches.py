@@ -12,6 +12,7 @@ from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.decoding.cache import COLUMN_AXES, is_int8
 from keras_tfm.layers.target import export_target
+from keras_tfm.models.without_storage import with_largest_weight
 from keras_tfm.runtime.manifest.records import Json
 
 
@@ -37,12 +38,14 @@ class Caches:
         """The scope of a first step on zeros, which has the cache shapes, and `encode`'s result."""
         specs = {name: x.spec for name, x in self.request.arguments(self.request.others).items()}
         token = tf.zeros((self.request.batch_size, 1), "int32")
-        encoded = self.model.encode({name: tf.zeros(x.shape, x.dtype) for name, x in specs.items()})
-        with (
-            export_target(f"{self.request.accelerator}-edge"),
-            self.first_scope() as scope,
-        ):
-            self.model.step(encoded, token)
+        zeros = {name: tf.zeros(x.shape, x.dtype) for name, x in specs.items()}
+        with with_largest_weight(self.request.model):
+            encoded = self.model.encode(zeros)
+            with (
+                export_target(f"{self.request.accelerator}-edge"),
+                self.first_scope() as scope,
+            ):
+                self.model.step(encoded, token)
         return scope, encoded
 
     def first_scope(self) -> DecodingScope:

@@ -22,17 +22,11 @@ from keras_tfm.generation.loop import GenerationLoop
 from keras_tfm.generation.position_tables import positions_to_check
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Strategy
-from keras_tfm.models.without_storage import with_largest_weight
 from keras_tfm.runtime.manifest.records import Json
 
 
 def make_signatures(request: Request) -> list[Signature]:
     """The requested signatures, not traced yet. Raises if the model cannot be stepped."""
-    with with_largest_weight(request.model):
-        return _make_signatures(request)
-
-
-def _make_signatures(request: Request) -> list[Signature]:
     if request.roles == ["predict"]:
         made = predict(request)
     else:
