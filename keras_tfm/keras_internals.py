@@ -315,20 +315,26 @@ def read_when_used(variable: Any, read: Any) -> None:
         variable: a `keras.Variable` that has no storage.
         read: function without arguments that returns an array of its shape and dtype.
     """
-    from keras import backend
+    variable._initializer = _Reader(variable, read)
 
-    def value(shape: tuple[int, ...], dtype: str) -> Tensor:
+
+class _Reader:
+    """The initializer of such a variable, which Keras calls for its value."""
+
+    def __init__(self, variable: Any, read: Any):
+        self._variable, self.read = variable, read
+
+    def __call__(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        from keras import backend
+
         if backend.backend() == "tensorflow":
             import tensorflow as tf
 
             if not tf.executing_eagerly():  # a constant would be part of the graph
-                result = tf.numpy_function(read, [], dtype)
+                result = tf.numpy_function(self.read, [], dtype)
                 result.set_shape(shape)
                 return result
-        return variable._convert_to_tensor(read(), dtype=dtype)
-
-    variable._initializer = value
-    variable._keras_tfm_read = read
+        return self._variable._convert_to_tensor(self.read(), dtype=dtype)
 
 
 def read_value(variable: Any) -> Any:
@@ -337,7 +343,7 @@ def read_value(variable: Any) -> Any:
     from keras import ops
 
     if variable._value is None:
-        return variable._keras_tfm_read()
+        return variable._initializer.read()
     value = ops.convert_to_tensor(variable)
     try:
         return np.asarray(memoryview(value))
