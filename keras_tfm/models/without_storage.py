@@ -68,6 +68,12 @@ def allocate(model: keras.Layer, excluded: Iterable[keras.Variable] = ()) -> Non
         getattr(layer, "torch_params", None)
 
 
+def allocate_if_missing(model: keras.Model) -> None:
+    """`allocate`, of a model whose weights are to be changed and may have no storage yet."""
+    if not all(map(is_initialized, model.variables)):
+        allocate(model)
+
+
 def with_largest_weight(model: keras.Layer) -> AbstractContextManager[None]:
     """The context in which the largest weight is in memory, also of a model loaded lazily.
 

@@ -344,6 +344,20 @@ def test_a_lazy_model_is_resized_and_generates(large):
     np.testing.assert_array_equal(*map(to_numpy, tokens))
 
 
+def test_a_lazy_model_is_trained(large):
+    """`compile` and `set_weights` load it."""
+    model, whole = (load_huggingface(large, lazy=x) for x in (True, False))
+    ids = np.array([[3, 4, 5]])
+    for x in (model, whole):
+        x.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        x.fit(ids, ids, verbose=0)
+    for x, y in zip(model.weights, whole.weights, strict=True):
+        np.testing.assert_allclose(to_numpy(x), to_numpy(y), 1e-5, 1e-6)
+    again = load_huggingface(large, lazy=True)
+    again.set_weights(model.get_weights())
+    np.testing.assert_array_equal(to_numpy(again.weights[0]), to_numpy(model.weights[0]))
+
+
 @pytest.mark.parametrize(
     "change", [rewrite, lambda file: file.unlink(), lambda file: os.truncate(file, 700)]
 )
