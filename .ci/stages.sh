@@ -18,24 +18,18 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-# --- stages: `stage NAME` runs the function stage_NAME now; `beside NAME` starts it in the background,
-# in a process group of its own, and `shown NAME` waits for it and prints its output. A stage passes,
-# fails, or calls `not_run REASON`; all three go into the summary.
+# --- stages: `stage NAME` runs the function stage_NAME now; `beside NAME...` starts some in the
+# background, one after the other, in a process group of its own, and `shown NAME...` waits for them
+# and prints their output. A stage passes, fails, or calls `not_run REASON`; all three go into the summary.
 
-start() {
-    STAGES+=("$1")
-    set -m
-    (
-        NAME=$1
-        trap 'echo "$?" > "$WORK/$NAME.status"; echo "$SECONDS" > "$WORK/$NAME.seconds"' EXIT
-        SECONDS=0
-        set -eo pipefail
-        [[ ! ${2:-} ]] || exec > "$2"
-        "stage_${1//[-.]/_}" 2>&1
-    ) < /dev/null &
-    PROCESSES[$1]=$!
-    set +m
-}
+# `run_stage NAME`: in a process of its own, which leaves the status and the seconds in $WORK.
+run_stage() (
+    NAME=$1
+    trap 'echo "$?" > "$WORK/$NAME.status"; echo "$SECONDS" > "$WORK/$NAME.seconds"' EXIT
+    SECONDS=0
+    set -eo pipefail
+    "stage_${1//[-.]/_}" 2>&1
+)
 
 ended() {
     wait "${PROCESSES[$1]}"
@@ -44,18 +38,30 @@ ended() {
 
 stage() {
     printf '\n== %s (after %s s)\n' "$1" "$SECONDS"
-    start "$1"
+    STAGES+=("$1")
+    set -m
+    run_stage "$1" < /dev/null &
+    PROCESSES[$1]=$!
+    set +m
     ended "$1"
 }
 
 beside() {
-    start "$1" "$WORK/$1.log"
+    local name
+    STAGES+=("$@")
+    set -m
+    for name; do run_stage "$name" > "$WORK/$name.log"; done < /dev/null &
+    PROCESSES[$1]=$!
+    set +m
 }
 
 shown() {
+    local name
     ended "$1"
-    printf '\n== %s (beside the others; %s s so far)\n' "$1" "$SECONDS"
-    cat "$WORK/$1.log"
+    for name; do
+        printf '\n== %s (beside the others; %s s so far)\n' "$name" "$SECONDS"
+        cat "$WORK/$name.log"
+    done
 }
 
 not_run() {

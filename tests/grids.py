@@ -34,6 +34,24 @@ def pairwise(*axes):
     ]
 
 
+def first_of(values, count=1):
+    """Parameters: the first `count` run by default; the others, which look alike, are slow.
+
+    Args:
+        values: list of values, of tuples of several, or dict of values by id.
+    """
+    ids = list(values) if isinstance(values, Mapping) else None
+    values = list(values.values() if isinstance(values, Mapping) else values)
+    return [
+        pytest.param(
+            *(x if isinstance(x, tuple) else (x,)),
+            id=ids and ids[i],
+            marks=[pytest.mark.slow] * (i >= count),
+        )
+        for i, x in enumerate(values)
+    ]
+
+
 def one_of_each(cases, names):
     """Cases of (name, options) as parameters: all are slow but the first of each of `names`."""
     first = {name: i for i, (name, _) in reversed(list(enumerate(cases)))}

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from compare import to_numpy
+from grids import first_of
 from keras_weights import randomize
 
 from keras_tfm import layers, models
@@ -75,7 +76,11 @@ def test_what_a_folder_cannot_express_is_refused(make, message, tmp_path):
         pytest.param(
             lambda: gemma(post_norm=True, windows=[3, None]), "gemma2", marks=pytest.mark.slow
         ),
-        (lambda: gemma(post_norm=True, windows=5, attention_logit_soft_cap=2.0), "gemma2"),
+        pytest.param(
+            lambda: gemma(post_norm=True, windows=5, attention_logit_soft_cap=2.0),
+            "gemma2",
+            marks=pytest.mark.slow,
+        ),
         (lambda: gemma(**NORMS, windows=[3, None], local_rope_theta=9.0), "gemma3_text"),
         pytest.param(
             lambda: gemma(**NORMS, rope_scaling=layers.LinearScaling(2.0)),
@@ -145,7 +150,7 @@ def test_norms_in_bfloat16_come_back_bit_for_bit(tmp_path):
         np.testing.assert_array_equal(again[name], x, err_msg=name)
 
 
-@pytest.mark.parametrize("make", [gemma, gpt, pytest.param(llama, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", first_of([gpt, gemma, llama]))
 def test_a_classifier_keeps_its_padding_id_and_labels(make, tmp_path):
     model = models.sequence_classifier(make(pad_id=7), 2, labels=["no", "yes"])
     save_huggingface(model, tmp_path)

@@ -228,7 +228,7 @@ def clipped(replicas, **options):
 
 
 def all_at_once(replicas, parts):
-    return clipped(replicas, parts=parts, batch_size=5, rows=11, hidden=True)
+    return clipped(replicas, parts=parts, batch_size=5, rows=11, hidden=True, whole=True)
 
 
 def half(replicas):
@@ -238,8 +238,8 @@ def half(replicas):
 
 TRANSFORMER = {"make": small_training.model}
 FAST = {
-    "1": lambda: run(1, whole=True, **TRANSFORMER),
-    "2": lambda: run(2, whole=True, **TRANSFORMER),
+    "1": lambda: run(1, **TRANSFORMER),
+    "2": lambda: run(2, **TRANSFORMER),
     "all at once 1": lambda: all_at_once(1, 1),
     "all at once 2, 2 parts": lambda: all_at_once(2, 2),
     "two outputs": lambda: two_outputs(1, 1),

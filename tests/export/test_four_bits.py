@@ -43,11 +43,23 @@ def types_of(path):
     ("kernel", "table", "types"),
     [
         pytest.param(KERNEL, changed(TABLE, 0, 0.0), {17}, id="a padding row of zeros"),
-        pytest.param(changed(KERNEL, (slice(32), 5), 0.0), TABLE, {17}, id="a block of zeros"),
+        pytest.param(
+            changed(KERNEL, (slice(32), 5), 0.0),
+            TABLE,
+            {17},
+            id="a block of zeros",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(changed(KERNEL, (slice(32), 5), 1e-9), TABLE, {17}, id="a block near zero"),
-        pytest.param(np.where(RNG.random((64, 64)) < 0.9, 0.0, KERNEL), TABLE, {17}, id="pruned"),
+        pytest.param(
+            np.where(RNG.random((64, 64)) < 0.9, 0.0, KERNEL),
+            TABLE,
+            {17},
+            id="pruned",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(1e-9 * KERNEL, TABLE, {17, 9}, id="a matrix near zero"),
-        pytest.param(1e6 * KERNEL, TABLE, {17, 9}, id="a huge matrix"),
+        pytest.param(1e6 * KERNEL, TABLE, {17, 9}, id="a huge matrix", marks=pytest.mark.slow),
         pytest.param(KERNEL, changed(TABLE, 3, 1e6), {17, 9}, id="a huge row"),
     ],
 )

@@ -24,6 +24,15 @@ def classifier():
     return randomize(models.image_classifier(model, 4, labels=["a", "b", "c", "d"]))
 
 
+@pytest.fixture(scope="module")
+def classifier_file(classifier, tmp_path_factory):
+    from keras_tfm.export import export_tflite
+
+    path = tmp_path_factory.mktemp("pictures") / "x.tflite"
+    export_tflite(classifier, path, verify=False)
+    return path
+
+
 @pytest.mark.parametrize(
     ("quantization", "tolerance"),
     # Float32 rounds at 6e-8, float16 at 5e-4, 8-bit weights at 4e-3, through two blocks; int8_full
@@ -154,10 +163,8 @@ def test_equal_names_in_a_released_model_are_kept(tmp_path):
         (PIXELS[:0], ValueError, r"got \(0, 24, 16, 3\)"),
     ],
 )
-def test_wrong_pixels_are_one_line(classifier, pixels, error, message, tmp_path):
-    from keras_tfm.export import export_tflite
-
-    file = runtime.load(export_tflite(classifier, tmp_path / "x.tflite", verify=False).path)
+def test_wrong_pixels_are_one_line(classifier_file, pixels, error, message):
+    file = runtime.load(classifier_file)
     with pytest.raises(error, match=message):
         file.predict(pixels)
     with pytest.raises(ValueError, match="has no image processor: export it with images="):

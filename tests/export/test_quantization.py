@@ -357,8 +357,18 @@ def other_operators():
     return randomize(keras.Model(ids, layers.Dense(37, name="narrow")(x), name="others"), 5)
 
 
-@pytest.mark.parametrize("kept", [(), ("heads", "conv"), ("table", "depthwise", "wide")])
-@pytest.mark.parametrize("preset", ["float16", "int8", "int4"])
+KEPT = ((), ("heads", "conv"), ("table", "depthwise", "wide"))
+PRESETS = ("float16", "int8", "int4")
+
+
+@pytest.mark.parametrize(
+    ("preset", "kept"),  # by default each preset and each kept layer once
+    [
+        pytest.param(PRESETS[i], KEPT[j], marks=[pytest.mark.slow] * (i != (j + 1) % 3))
+        for i in range(3)
+        for j in range(3)
+    ],
+)
 def test_other_operators(preset, kept):
     model = other_operators()
     report = export_tflite(model, new_path(), quantization=preset, keep_float=kept)

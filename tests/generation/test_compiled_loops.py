@@ -69,8 +69,11 @@ def test_new_weights_are_read_without_another_trace(model):
 @pytest.mark.parametrize(
     "strategy",
     [
-        *(Greedy(), Beam(2)),
-        *(pytest.param(x, marks=pytest.mark.slow) for x in (Sample(seed=1), Contrastive(2))),
+        Greedy(),
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in (Beam(2), Sample(seed=1), Contrastive(2))
+        ),
     ],
     ids=lambda s: type(s).__name__,
 )

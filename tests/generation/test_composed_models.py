@@ -117,7 +117,7 @@ def keras_s_own():
 @pytest.mark.parametrize(
     "make",
     [
-        captioner,
+        pytest.param(captioner, marks=pytest.mark.slow),
         prefix_captioner,
         albert,
         two_contexts,

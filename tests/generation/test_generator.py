@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from blocks import decoder_block
+from grids import first_of
 from padded_models import translator
 from small_models import (
     BLOCK,
@@ -31,7 +32,7 @@ MAX_LENGTH = 9
 SCORE = 1e-5
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["post_norm", "pre_norm"])
+@pytest.fixture(scope="module", params=first_of({"post_norm": False, "pre_norm": True}))
 def model(request):
     return encoder_decoder(request.param, num_layers=1 if request.param else 2)
 
@@ -108,7 +109,7 @@ def test_the_start_token_may_be_the_end_token(one):
     assert_generated(generate(one, SOURCES, MAX_LENGTH, start, end_id=start), expected)
 
 
-@pytest.mark.parametrize("max_length", [2, 5])
+@pytest.mark.parametrize("max_length", first_of([2, 5]))
 def test_max_length_counts_the_start_token(one, generator_of_one, max_length):
     tokens = generate(one, SOURCES, max_length, START).tokens
     assert tokens.tolist() == generator_of_one(SOURCES).tokens[:, :max_length].tolist()
@@ -234,7 +235,7 @@ def test_more_tokens_than_the_position_table_has(long_gpt):
         generate(long_gpt, [[3] * 41], max_new_tokens=3)
 
 
-@pytest.mark.parametrize(("normalize_first", "length"), [(False, 3), (True, 1)])
+@pytest.mark.parametrize(("normalize_first", "length"), first_of([(True, 3), (False, 1)]))
 def test_decoder_only(normalize_first, length):
     model = decoder_only(normalize_first)
     prompts = np.random.default_rng(7).integers(1, TARGET_SIZE, (3, length))
@@ -243,7 +244,7 @@ def test_decoder_only(normalize_first, length):
     assert_generated(generate(model, {"tokens": prompts}, MAX_LENGTH), expected)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", first_of([True, False]))
 def test_the_builder_has_tied_logits(shared):
     sizes = (TARGET_SIZE, TARGET_SIZE) if shared else (SOURCE_SIZE, TARGET_SIZE)
     options = {"dim": 6, "num_layers": 1, "num_heads": 2, "intermediate_dim": 17}

@@ -74,7 +74,7 @@ def test_each_token_is_the_best_of_both_passes():
     "make",
     [
         lambda **x: Beam(3, hypotheses=2, **x),
-        lambda **x: Sample(seed=4, hypotheses=2, **x),
+        pytest.param(lambda **x: Sample(seed=4, hypotheses=2, **x), marks=pytest.mark.slow),
     ],
     ids=["beam", "sample"],
 )

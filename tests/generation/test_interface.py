@@ -37,7 +37,12 @@ STRUCTURES = {
 }
 
 
-@pytest.fixture(scope="module", params=STRUCTURES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(x, marks=[pytest.mark.slow] * (x in ("dict", "list"))) for x in STRUCTURES
+    ],
+)
 def model(request):
     return encoder_decoder(structure=STRUCTURES[request.param])
 

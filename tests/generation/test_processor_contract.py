@@ -167,7 +167,10 @@ def test_processors_compose_in_their_order(model):
         list(rows_of(model, Greedy([force, suppress])))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(x, marks=[pytest.mark.slow] * (x not in ("greedy", "beam"))) for x in STRATEGIES],
+)
 def test_processors_that_leave_no_token_are_an_error(model, strategy):
     """Row 2 is allowed 8 and 9 only."""
     some = [*KINDS["function"][0], processors.SuppressTokens([8, 9])]

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from grids import first_of
 from mixers import MIXERS, decoder, refusal, translator
 from rounded_products import rounded_products
 from small_models import DIM, encoder_decoder, randomize
@@ -40,7 +41,13 @@ def test_float32_products_are_not_rounded():
         assert product_rounding() < 1e-6
 
 
-@pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.parametrize(
+    "builder",
+    [
+        pytest.param(x, marks=[pytest.mark.slow] * (x not in ("transformer", "llama")))
+        for x in BUILDERS
+    ],
+)
 def test_models_are_stepped(builder, bits):
     keras.utils.set_random_seed(0)
     model = randomize(BUILDERS[builder](500, **SIZES), seed=0)
@@ -63,13 +70,19 @@ def test_sharp_attention_is_stepped(bits):
     check_stepping(model, length=16)
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        pytest.param(x, marks=[pytest.mark.slow] * (x not in ("conv_causal", "lstm", "both_ways")))
+        for x in MIXERS
+    ],
+)
 def test_mixers_of_positions_are_named(mixer, bits):
     layer = MIXERS[mixer]()
     assert refusal(decoder(layer)) == "mixer"
 
 
-@pytest.mark.parametrize("mixer", ["conv_causal", "bidirectional"])
+@pytest.mark.parametrize("mixer", first_of(["bidirectional", "conv_causal"]))
 def test_mixers_of_positions_are_named_in_a_translator(mixer, bits):
     layer = MIXERS[mixer]()
     assert refusal(translator(lambda x, context: layer(x))) == "mixer"

@@ -99,8 +99,10 @@ def test_any_structure_of_inputs_may_be_stepped(structure):
     "dtype",
     [
         "mixed_bfloat16",
-        "float64",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("mixed_float16", "bfloat16")),
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in ("float64", "mixed_float16", "bfloat16")
+        ),
     ],
 )
 def test_any_precision_may_be_stepped(dtype):
@@ -161,14 +163,31 @@ def test_weights_are_left_as_they_are():
 # Refused
 
 
-@pytest.mark.parametrize("positions", [False, True], ids=["no_positions", "positions"])
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize(
+    ("mixer", "positions"),
+    [
+        pytest.param(
+            mixer,
+            positions,
+            id=f"{mixer}-{'positions' if positions else 'no_positions'}",
+            marks=[pytest.mark.slow] * (positions == bool(i % 2)),
+        )
+        for i, mixer in enumerate(MIXERS)
+        for positions in (False, True)
+    ],
+)
 def test_mixers_of_positions_are_named(mixer, positions):
     layer = MIXERS[mixer]()
     assert refusal(decoder(layer, positions)) == "mixer"
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        pytest.param(x, marks=[pytest.mark.slow] * (x not in ("conv_causal", "lstm", "both_ways")))
+        for x in MIXERS
+    ],
+)
 def test_mixers_of_positions_are_named_in_a_translator(mixer):
     layer = MIXERS[mixer]()
     model = translator(lambda x, context: layer(x))

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import small_tokenizers
+from grids import first_of
 from small_exports import new_path
 from small_models import START, decoder_only, encoder_decoder, randomize
 from small_tokenizers import END, WORDS
@@ -82,7 +83,7 @@ def test_several_hypotheses(translator, strategy):
         np.testing.assert_allclose([x.score for x in several], scores[i])
 
 
-@pytest.mark.parametrize("strategy", [Greedy(), Sample(seed=4)], ids=["greedy", "sample"])
+@pytest.mark.parametrize("strategy", first_of({"greedy": Greedy(), "sample": Sample(seed=4)}))
 def test_a_stream_is_the_text_in_pieces(translator, strategy):
     generator = generator_of(translator, strategy)
     for text in TEXTS:

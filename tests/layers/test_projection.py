@@ -1,12 +1,13 @@
 """The dense layer of the layers here: Keras's, with its gradient in another form."""
 
 import functools
+import itertools
 
 import keras
 import numpy as np
 import pytest
 from compare import assert_close, to_numpy
-from execution import EVERY_MODE, compiled, gradients, tensorflow_only
+from execution import compiled, gradients, tensorflow_only
 from keras_weights import built
 
 from keras_tfm.layers.base_layer import Projection
@@ -46,9 +47,14 @@ def test_integers_are_promoted_as_keras_does(training):
 
 
 @tensorflow_only
-@pytest.mark.parametrize("use_bias", [True, False])
-@pytest.mark.parametrize(("dim", "units"), WIDTHS)
-@pytest.mark.parametrize("mode", [*EVERY_MODE, "unknown lengths"])
+@pytest.mark.parametrize(
+    ("mode", "dim", "units", "use_bias"),
+    [
+        pytest.param(mode, *widths, use_bias, marks=[pytest.mark.slow] * (mode == "xla" and i > 0))
+        for mode in ("eager", "graph", "xla", "unknown lengths")
+        for i, (widths, use_bias) in enumerate(itertools.product(WIDTHS, (True, False)))
+    ],
+)
 def test_gradients_are_those_of_keras(mode, dim, units, use_bias):
     """And those of the gradients, too."""
     import tensorflow as tf

@@ -97,12 +97,6 @@ KINDS = {
     *("bert", "bert, masked_language_model", "gpt2", "t5", "whisper", "dinov2_with_registers"),
     *("detr", "clip", "lxmert", "dalle", "dvae", "evoformer, features, pair_classifier"),
 }
-# The same head on several families.
-SAME_HEAD = {
-    f"{x}, sequence_classifier"
-    for x in ("roberta", "bart", "mbart", "deberta-v2", "gemma3_text", "imagegpt")
-}
-
 
 # Two images, the last region of the second is padding.
 REGIONS = {
@@ -120,20 +114,17 @@ ALIGNMENTS = {
     "residue_index": [[0, 1, 2, 3, 4], [0, 1, 5, 0, 0]],
 }
 # The others' graphs have no other operators than those of their family.
-# The default tier: what decodes is exported by the test of `generate`.
+# The default tier: what decodes is exported by the test of `generate`, DETR by
+# tests/export/test_detection.py, and in int8 it and the others are verified.
 EXPORTED = {
-    *("bert, sequence_classifier", "vit, image_classifier", "resnet", "detr", "clip", "dvae"),
-    *("vilbert, image_text_pretraining", "evoformer, features, pair_classifier"),
+    *("vit, image_classifier", "resnet", "dvae", "vilbert, image_text_pretraining"),
+    "evoformer, features, pair_classifier",
 }
-IN_INT8 = {
-    *("bert, sequence_classifier", "gpt2", "t5", "detr", "clip"),
-}
-# A similar case takes the same step of training.
-SIMILAR = {
-    *("vilbert", "lxmert, visual_question_answering", "lxmert, image_text_pretraining"),
-    *("dvae", "imagegpt", "imagegpt, sequence_classifier", "evoformer, recycled"),
-    "evoformer, features, masked_msa",
-    *SAME_HEAD,
+IN_INT8 = {"bert, sequence_classifier", "gpt2", "t5", "clip"}
+# One step of training of each kind, and of what the kinds have no weights for.
+TRAINED = KINDS | {
+    *("deberta-v2", "modernbert", "resnet, image_classifier", "vilbert, image_text_pretraining"),
+    *("electra, replaced_token_detection", "bert, sequence_classifier", "bart", "llama"),
 }
 GENERATING = ("decoder", "encoder-decoder", "speech")
 DECODING = [x for x in TYPES if TYPES[x].kind in GENERATING] + ["transformer", "dalle"]
@@ -227,7 +218,7 @@ def test_every_builder_and_every_head_is_here():
 
 
 @saving
-@cases(slow=SAME_HEAD)
+@cases(slow={*CASES} - KINDS)
 def test_it_is_saved_and_loaded(case, tmp_path):
     model_of(case).save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
@@ -322,7 +313,7 @@ def test_more_padding_changes_nothing(case):
 
 
 @tensorflow_only
-@cases(slow=SIMILAR)
+@cases(slow={*CASES} - TRAINED)
 def test_a_step_of_training_changes_every_weight(case):
     """A gradient that is missing is a warning of Keras, and here an error.
 

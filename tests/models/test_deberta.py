@@ -1,5 +1,7 @@
 """DeBERTa: any length, its convolution, its file, and that it learns."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -101,12 +103,11 @@ def test_embeddings_of_padding_do_not_reach_the_convolution(kernel_size):
 @pytest.mark.parametrize(
     ("name", "quantization"),
     [
-        ("v3", "float32"),
         ("v2", "int8"),
-        ("own projections", "float32"),
         *(
             pytest.param(*x, marks=pytest.mark.slow)
-            for x in [("v3", "int8"), ("v2", "float32"), ("own projections", "int8")]
+            for x in itertools.product(OPTIONS, ("float32", "int8"))
+            if x != ("v2", "int8")
         ),
     ],
 )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from compare import assert_close, to_numpy
 from execution import saving, tensorflow_only
+from grids import first_of
 from keras_weights import randomize
 from small_detectors import CLASSES, QUERIES, SIZE, detector, targets_of
 
@@ -28,7 +29,11 @@ CASES = {
     "detr, auxiliary": lambda **x: detector(auxiliary_outputs=True, labels=["a", "b", "c"], **x),
     "detr, backbone": lambda **x: models.backbone(detector(**x)),
 }
-every_case = pytest.mark.parametrize("case", CASES)
+# The others are cases of tests/models/test_contract.py.
+HERE_ALONE = ("resnet, basic", "detr, auxiliary")
+every_case = pytest.mark.parametrize(
+    "case", [pytest.param(x, marks=[pytest.mark.slow] * (x not in HERE_ALONE)) for x in CASES]
+)
 
 
 def outputs_of(model, pixels=PIXELS):
@@ -120,7 +125,10 @@ def test_sizes_of_feature_maps_are_rounded_up(size):
 @pytest.mark.parametrize(
     ("size", "count"),
     # Of torchvision.models.resnet18() and so on, without `fc`, with the moving statistics.
-    [("18", 11_176_512 + 9_600), ("50", 23_508_032 + 53_120), ("101", 42_500_160 + 105_344)],
+    first_of(
+        [("18", 11_176_512 + 9_600), ("50", 23_508_032 + 53_120), ("101", 42_500_160 + 105_344)],
+        count=2,
+    ),
 )
 def test_parameters_of_the_papers_sizes(size, count):
     from keras_tfm.models.vision.resnet import SIZES

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from compare import assert_close, to_numpy
 from execution import tensorflow_only
+from grids import first_of
 
 from keras_tfm import models
 
@@ -17,7 +18,7 @@ def classifier():
     return models.sequence_classifier(models.gpt(13, **SMALL, max_length=5), 3)
 
 
-@pytest.mark.parametrize("names", [None, ["query_key_value"]])
+@pytest.mark.parametrize("names", first_of([["query_key_value"], None]))
 def test_only_adapters_and_the_head_train(names):
     model = classifier()
     expected, before = to_numpy(model(IDS)), {x.path: to_numpy(x) for x in model.weights}
@@ -35,7 +36,7 @@ def test_only_adapters_and_the_head_train(names):
 
 
 @tensorflow_only
-@pytest.mark.parametrize("quantization", ["float32", "int8"])
+@pytest.mark.parametrize("quantization", first_of(["float32", "int8"]))
 def test_a_file_has_the_adapters_merged(quantization, tmp_path):
     """It is as large as the file of the model without adapters, and verified against the model."""
     from keras_tfm.export import export_tflite

@@ -4,6 +4,7 @@ import pytest
 import reference
 from compare import assert_close, to_numpy
 from execution import GRAPHS, compiled, execute, saving, tensorflow_only
+from grids import first_of, pairwise
 from keras import ops
 from keras_weights import randomize, transformer_weights
 
@@ -29,9 +30,14 @@ def small(**options):
     return randomize(transformer(V, W, **{**SMALL, **options}))
 
 
-@norm_position
-@pytest.mark.parametrize("final_norm", [None, False, True])
-@pytest.mark.parametrize("sizes", [(V, None), (V, V), (V, W)], ids=["one", "equal", "two"])
+@pytest.mark.parametrize(
+    ("sizes", "final_norm", "first"),
+    pairwise(
+        {"one": (V, None), "equal": (V, V), "two": (V, W)},
+        [None, False, True],
+        {"post": False, "pre": True},
+    ),
+)
 def test_equals_the_float64_reference(sizes, final_norm, first):
     model = randomize(
         transformer(
@@ -144,8 +150,13 @@ def test_more_right_padding_changes_nothing(first):
     assert_close(to_numpy(model(longer))[:, :7], model(INPUTS), 1e-6)
 
 
-@norm_position
-@pytest.mark.parametrize("mode", ["eager", GRAPHS[1]], ids=["eager", "xla"])
+@pytest.mark.parametrize(
+    ("mode", "first"),
+    [
+        pytest.param("eager", True, id="eager-pre"),
+        pytest.param("xla", False, id="xla-post", marks=tensorflow_only),
+    ],
+)
 def test_a_row_of_padding_alone_is_finite(mode, first):
     model = small(normalize_first=first)
     run = compiled(mode, lambda s, t: model({"source": s, "target": t}))
@@ -157,8 +168,7 @@ def test_a_row_of_padding_alone_is_finite(mode, first):
         assert_close(actual[0], expected[0], FLOAT32)
 
 
-@norm_position
-@pytest.mark.parametrize("size", [1.0, 1e4])
+@pytest.mark.parametrize(("size", "first"), [(1.0, True), (1e4, False)])
 def test_what_padding_is_embedded_as_does_not_matter(size, first):
     """Row 0 of the source's table; the first source row has no padding, the second has three."""
     model = small(normalize_first=first)
@@ -181,8 +191,10 @@ def test_logits_carry_the_mask_of_the_target():
     np.testing.assert_array_equal(small()(INPUTS)._keras_mask, TARGET != 0)
 
 
-@norm_position
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("n", "first"),
+    first_of([(1, True), (3, False), (1, False), (2, True), (2, False), (3, True)], 2),
+)
 def test_stepped_equals_the_full_pass(n, first):
     model = small(normalize_first=first)
     outputs, cache = [], None
@@ -297,8 +309,17 @@ def test_the_gradient_with_dropout_is_of_what_was_dropped(known):
 
 
 @saving
-@norm_position
-@pytest.mark.parametrize("sizes", [(V, V), (V, W)], ids=["shared", "separate"])
+@pytest.mark.parametrize(
+    ("sizes", "first"),
+    first_of(
+        {
+            "shared-pre": ((V, V), True),
+            "separate-post": ((V, W), False),
+            "shared-post": ((V, V), False),
+            "separate-pre": ((V, W), True),
+        },
+    ),
+)
 def test_a_keras_file_holds_the_model(sizes, first, tmp_path):
     model = randomize(transformer(*sizes, **SMALL, normalize_first=first, name="here"))
     model.save(tmp_path / "model.keras")

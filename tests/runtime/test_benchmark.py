@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from grids import first_of
 from small_exports import BOTH, MAX_LENGTH, new_path, real_file, small_file, small_tokens
 from small_models import decoder_only
 
@@ -70,7 +71,7 @@ def test_count_tokens_after_a_prompt(end_id, expected):
     assert count_tokens(np.array([[2, 5, 2, 0], [2, 6, 6, 2]]), end_id, 2) == expected
 
 
-@pytest.mark.parametrize("end_id", [None, 7])
+@pytest.mark.parametrize("end_id", first_of([7, None]))
 def test_a_prompt_is_not_counted(end_id):
     """Its ids are any, the end's among them."""
     length, path = 4, new_path()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import small_drawing
 from execution import tensorflow_only
+from grids import first_of
 from PIL import Image
 from small_drawing import GREEDY, ROWS
 
@@ -22,7 +23,7 @@ def codes_of(drawings):
     return np.stack([x.codes for x in drawings])
 
 
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize("guidance", first_of([3.0, 1.0]))
 def test_the_codes_and_the_picture_are_those_of_keras(guidance):
     model = load(small_drawing.file())
     found = model.draw(TEXTS, guidance=guidance, sampler=BEST)

@@ -38,7 +38,9 @@ def losses(builder, bits):
 @pytest.mark.parametrize(
     ("bits", "tolerance"), [pytest.param(10, 4e-4, marks=pytest.mark.slow), (7, 1.5e-3)]
 )
-@pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.parametrize(
+    "builder", [pytest.param(x, marks=[pytest.mark.slow] * (x != "llama")) for x in BUILDERS]
+)
 def test_losses_are_those_of_float32(builder, bits, tolerance):
     exact, rounded = losses(builder, None), losses(builder, bits)
     assert exact[-1] < 0.8 * exact[0]  # it learns
