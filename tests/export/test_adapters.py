@@ -8,6 +8,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+from small_exports import small_file
 from traced_memory import at_most
 
 from keras_tfm import cli, models, runtime
@@ -349,11 +350,9 @@ def test_an_adapter_is_looked_at_before_it_is_unpacked(base, files, tmp_path):
             runtime.load(base, adapter=tmp_path / "bomb.npz")
 
 
-def test_files_without_separate_adapters(files, tmp_path):
-    model = decoder()
-    export_tflite(model, tmp_path / "merged.tflite", source_length=PROMPT, verify=False)
+def test_files_without_separate_adapters(files):
     with pytest.raises(ValueError, match=re.escape("separate_adapters=True")):
-        runtime.load(tmp_path / "merged.tflite", adapter=files[0][0])
+        runtime.load(small_file().path, adapter=files[0][0])
 
 
 def test_models_without_separate_adapters(tmp_path):

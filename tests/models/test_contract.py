@@ -98,6 +98,13 @@ KINDS = {
     *("detr", "clip", "lxmert", "dalle", "dvae", "evoformer, features, pair_classifier"),
 }
 
+# The same head on several families, and what a head leaves out.
+SAME_HEAD = {
+    f"{x}, sequence_classifier"
+    for x in ("roberta", "bart", "mbart", "deberta-v2", "gemma3_text", "imagegpt")
+} | {"detr, backbone", "detr, without_auxiliary_outputs", "whisper, features"}
+
+
 # Two images, the last region of the second is padding.
 REGIONS = {
     "region_features": np.random.default_rng(1).normal(size=(2, 4, 11)).astype("float32"),
@@ -396,7 +403,7 @@ def test_its_file_generates_what_it_generates(case, tmp_path):
     np.testing.assert_array_equal(runtime.load(report.path).generate(questions).tokens, tokens)
 
 
-@cases([x for x in CASES if x not in OURS_ALONE])
+@cases([x for x in CASES if x not in OURS_ALONE], slow=SAME_HEAD)
 def test_it_goes_to_hugging_face_and_comes_back(case, tmp_path):
     pytest.importorskip("safetensors")
     from keras_tfm.checkpoints import load_huggingface, save_huggingface

@@ -43,8 +43,14 @@ def gpt(mode, adapters=False):
     return model
 
 
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "part"),  # by default each part once, and each mode
+    [
+        pytest.param(mode, part, marks=[pytest.mark.slow] * (i % 3 != j))
+        for i, part in enumerate(PARTS)
+        for j, mode in enumerate(MODES)
+    ],
+)
 def test_saved_and_cloned(mode, part, tmp_path):
     model = around(part)
     model.quantize(mode)
