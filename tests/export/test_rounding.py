@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_tfm.export import export_tflite
 from keras_tfm.export.quantization.four_bits import quantize, unpack
-from keras_tfm.export.quantization.rounding import (
+from keras_tfm.models.quantization.rounding import (
     BLOCK,
     int4_scales,
     int8_scales,

@@ -19,9 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT, TensorT
-from keras_tfm.export.quantization.rounding import int8_scales, round_to_int8, row_parts
 from keras_tfm.keras_internals import initialize, is_initialized, read_value
 from keras_tfm.layers.base_layer import columns_read_by
+from keras_tfm.models.quantization.rounding import int8_scales, round_to_int8, row_parts
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.flatbuffer import LazyBytes
 from keras_tfm.runtime.manifest.storage import import_litert

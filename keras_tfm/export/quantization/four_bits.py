@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 
 from keras_tfm.export.graph.schema import ModelT, TensorT
-from keras_tfm.export.quantization.rounding import (
+from keras_tfm.models.quantization.rounding import (
     BLOCK,
     LARGEST_LEVEL,
     int4_scales,

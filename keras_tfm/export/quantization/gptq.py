@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from keras_tfm.export.quantization.rounding import BLOCK, LARGEST_LEVEL
+from keras_tfm.models.quantization.rounding import BLOCK, LARGEST_LEVEL
 
 # Added to the diagonal of the products of inputs, relative to its mean.
 _DAMPING = 0.01

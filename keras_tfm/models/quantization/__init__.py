@@ -1,0 +1,1 @@
+"""Quantization-aware training: the rounding of the exported file, in Keras."""

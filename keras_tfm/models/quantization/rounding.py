@@ -1,0 +1,229 @@
+"""Rounds weights to the grids of a file: what every preset stores, and what training computes with.
+
+Each rule has two forms, equal bit for bit: NumPy for files, `keras.ops` for training.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+from keras import ops
+
+from keras_tfm.layers.types import Tensor
+
+# The number of weights that share a scale in 4 bits; XNNPACK has kernels for multiples of 32.
+BLOCK = 32
+LARGEST_LEVEL = 7  # of the levels -7..7 of 4 bits
+# The converter's largest value of a row of smaller ones, or of zeros.
+CONVERTERS_SMALLEST = 5e-7
+_SMALLEST_INT8_SCALE = np.float32(CONVERTERS_SMALLEST / 127)
+# Scales of 4 bits are stored in float16: XNNPACK refuses 0, a subnormal one has few digits.
+SMALLEST_INT4_SCALE = np.float32(np.finfo("float16").tiny)
+# Rounded at once, so that a table of a language model is not copied as a whole.
+_VALUES_AT_ONCE = 1 << 22
+
+
+def row_parts(values: np.ndarray) -> Iterator[slice]:
+    """Slices of the first axis, of a few million values each.
+
+    >>> import numpy as np
+    >>> from keras_tfm.models.quantization.rounding import row_parts
+    >>> list(row_parts(np.zeros((5, 1 << 21), "int8")))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]
+    """
+    rows = max(1, _VALUES_AT_ONCE * len(values) // max(1, values.size))
+    return (slice(start, start + rows) for start in range(0, len(values), rows))
+
+
+def int8_scales(
+    values: np.ndarray, axis: int | None, smallest: float = CONVERTERS_SMALLEST
+) -> np.ndarray:
+    """The scales with which the largest value along an axis becomes 127, as the converter has them.
+
+    Args:
+        values: float32 array.
+        axis: int, the axis along which each index has a scale of its own; None: one for all.
+        smallest: float, what counts as the largest value where all are smaller.
+
+    Returns:
+        float32, (values.shape[axis],) or (1,).
+    """
+    if axis == 0:
+        others = tuple(range(1, values.ndim))
+        parts = [values[part] for part in row_parts(values)]
+        largest = np.concatenate(
+            [np.maximum(x.max(axis=others), -x.min(axis=others)) for x in parts]
+        )
+    else:
+        others = tuple(x for x in range(values.ndim) if x != axis)
+        largest = np.maximum(values.max(axis=others), -values.min(axis=others)).reshape(-1)
+    return (np.maximum(largest.astype("float64"), smallest) / 127).astype("float32")
+
+
+def round_to_int8(values: np.ndarray, scale: np.ndarray, axis: int | None) -> np.ndarray:
+    """The nearest levels of -127..127, halves away from zero: q with values = q scale.
+
+    Args:
+        values: float32 array, or some indices of its first axis with their scales.
+        scale: float32, from `int8_scales`.
+        axis: int or None, as there.
+
+    Returns:
+        int8, of the shape of `values`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.models.quantization.rounding import int8_scales, round_to_int8
+    >>> weight = np.array([[1.0, -0.5], [0.25, 0.127]], "float32")
+    >>> round_to_int8(weight, int8_scales(weight, axis=0), axis=0).tolist()
+    [[127, -64], [127, 65]]
+    """
+    shape = [1] * values.ndim
+    if axis is not None:
+        shape[axis] = -1
+    step = scale.reshape(shape)
+    rounded = np.empty(values.shape, "int8")
+    for part in row_parts(values):
+        quotient = values[part] / (step[part] if step.shape[0] > 1 else step)
+        rounded[part] = np.trunc(quotient + np.copysign(np.float32(0.5), quotient))
+    return rounded
+
+
+def int4_scales(matrix: np.ndarray) -> np.ndarray:
+    """The scales with which the largest of 32 values in a row becomes 7.
+
+    A file holds them in float16, with the seven bits of bfloat16's fraction; at least the smallest
+    normal number, since XNNPACK refuses 0.
+
+    Args:
+        matrix: (F, D), float32, with D a multiple of 32.
+
+    Returns:
+        (F, D / 32), float16.
+    """
+    scales = np.empty((len(matrix), matrix.shape[1] // BLOCK), "float16")
+    for part in row_parts(matrix):
+        blocks = matrix[part].reshape(-1, scales.shape[1], BLOCK)
+        largest = np.maximum(blocks.max(axis=-1), -blocks.min(axis=-1)) / LARGEST_LEVEL
+        scales[part] = largest.astype(ml_dtypes.bfloat16).astype("float16")
+    return np.maximum(scales, SMALLEST_INT4_SCALE.astype("float16"))
+
+
+def round_to_int4(matrix: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The nearest levels of -7..7, halves to even: (F, D), int8.
+
+    >>> import numpy as np
+    >>> from keras_tfm.models.quantization.rounding import int4_scales, round_to_int4
+    >>> row = np.zeros((1, 32), "float32")
+    >>> row[0, :3] = 7.0, -3.6, 0.5
+    >>> round_to_int4(row, int4_scales(row))[0, :3].tolist()
+    [7, -4, 0]
+    """
+    blocks = matrix.reshape(*scales.shape, BLOCK)
+    levels = np.rint(blocks / scales.astype("float32")[..., np.newaxis])
+    levels = np.clip(levels, -LARGEST_LEVEL, LARGEST_LEVEL)
+    return levels.astype("int8").reshape(matrix.shape)
+
+
+class Grid(NamedTuple):
+    """The values that a weight may have in a file: levels times scales.
+
+    Attributes:
+        bits: int, 8: one scale per output, levels -127..127; 4: one scale per 32 values of an
+            output, levels -7..7.
+        first, last: int, the axes `first` to `last - 1` of the weight are those of the inputs; the
+            others are those of the outputs.
+
+    >>> import numpy as np
+    >>> from keras_tfm.models.quantization.rounding import Grid
+    >>> kernel = np.array([[1.0, -0.5], [0.3, 0.127]], "float32")  # (D, F)
+    >>> levels, scales = Grid(8, 0, 1).round(kernel)
+    >>> levels.tolist(), scales.shape
+    ([[127, 38], [-127, 32]], (2,))
+    >>> Grid(8, 0, 1).values(levels, scales, kernel.shape).round(3).tolist()
+    [[1.0, -0.5], [0.299, 0.126]]
+    """
+
+    bits: int
+    first: int
+    last: int
+
+    def rows(self, weight: np.ndarray) -> np.ndarray:
+        """The weight as the matrix (F, D) of a file, a row for each output."""
+        shape = _three_axes(weight.shape, self)
+        return weight.reshape(shape).swapaxes(1, 2).reshape(-1, shape[1])
+
+    def round(self, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The nearest levels (F, D), int8, and the scales: (F,) float32, or (F, D / 32) float16."""
+        rows = np.ascontiguousarray(self.rows(weight))
+        if self.bits == 8:
+            scales = int8_scales(rows, 0)
+            return round_to_int8(rows, scales, 0), scales
+        scales = int4_scales(rows)
+        return round_to_int4(rows, scales), scales
+
+    def values(self, levels: np.ndarray, scales: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Levels times scales, float32, in the shape of the weight."""
+        step = scales.astype("float32")
+        step = step[:, np.newaxis] if self.bits == 8 else np.repeat(step, BLOCK, axis=1)
+        before, width, after = _three_axes(shape, self)
+        matrix = (levels.astype("float32") * step).reshape(before, after, width)
+        return matrix.swapaxes(1, 2).reshape(shape)
+
+    def straight_through(self, weight: Tensor) -> Tensor:
+        """The rounded weight, with the gradient of the identity.
+
+        With s the scales, y = s round(w / s), and dL/dw = dL/dy: the straight-through estimator of
+        "Estimating or Propagating Gradients Through Stochastic Neurons for Conditional
+        Computation" (arXiv:1308.3432), for the weights as in "Quantization and Training of Neural
+        Networks for Efficient Integer-Arithmetic-Only Inference" (arXiv:1712.05877). Here the
+        scales follow the largest value of each row or block, so no value is clipped.
+
+        Args:
+            weight: float32 tensor.
+        """
+        constant = ops.stop_gradient(weight)
+        # w - w is 0, so the values are on the grid exactly; w + (y - w) would be rounded.
+        return _round_tensor(constant, self) + (weight - constant)
+
+
+def _three_axes(shape: tuple[int, ...], grid: Grid) -> tuple[int, int, int]:
+    """A shape with the outputs before the inputs, the inputs, and the outputs after them."""
+    sizes = [shape[: grid.first], shape[grid.first : grid.last], shape[grid.last :]]
+    before, width, after = (int(np.prod(x)) for x in sizes)
+    return before, width, after
+
+
+def _round_tensor(weight: Tensor, grid: Grid) -> Tensor:
+    """What `Grid.round` and `Grid.values` compute, of a tensor."""
+    before, width, after = _three_axes(tuple(weight.shape), grid)
+    block = width if grid.bits == 8 else BLOCK
+    x = ops.reshape(weight, (before, width // block, block, after))
+    magnitude = ops.abs(x)
+    largest = ops.max(magnitude, axis=2, keepdims=True)
+    # XLA multiplies by the reciprocal of a constant or of a number for many values, which is
+    # rounded in another way. It divides by what a condition chooses for each value.
+    levels_of_largest = np.float32(127 if grid.bits == 8 else LARGEST_LEVEL)
+    scale = largest / ops.where(largest > 0, levels_of_largest, np.float32(1))
+    if grid.bits == 8:
+        scale = ops.maximum(scale, _SMALLEST_INT8_SCALE)
+    else:
+        scale = ops.maximum(_round_to_bfloat16(scale), SMALLEST_INT4_SCALE)
+    levels = magnitude / ops.where(magnitude > 0, scale, np.float32(1))
+    if grid.bits == 8:
+        levels = ops.floor(levels + 0.5)
+    else:
+        levels = ops.minimum(ops.round(levels), np.float32(LARGEST_LEVEL))
+    return ops.reshape(ops.where(x < 0, -levels, levels) * scale, weight.shape)
+
+
+def _round_to_bfloat16(x: Tensor) -> Tensor:
+    """Positive numbers, float32, with the seven bits of bfloat16's fraction, halves to even.
+
+    Of a cast to bfloat16 and back, XLA keeps nothing.
+    """
+    bits = ops.view(x, "int32")
+    bits = bits + 0x7FFF + ops.bitwise_and(ops.right_shift(bits, 16), 1)
+    return ops.view(ops.bitwise_and(bits, -0x10000), "float32")
