@@ -23,7 +23,6 @@ from keras_tfm.keras_internals import sublayers
 from keras_tfm.models.without_storage import allocate
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import bytes_by_scopes
-from keras_tfm.runtime.inspection.inspection import custom_operators as foreign_operators
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +71,7 @@ def write_saved_model(
     path: Path,
     default: str | None = None,
     resources: Iterable[object] = (),
+    with_gradients: bool = True,
 ) -> None:
     """Traces the signatures and writes each graph and each weight once.
 
@@ -83,6 +83,7 @@ def write_saved_model(
         path: a folder that does not exist yet.
         default: the signature to store as `serve` and `serving_default`, too; None: no default.
         resources: further layers whose lookup tables are written.
+        with_gradients: whether the custom gradients of operations are traced and written, too.
     """
     root = tf.Module()
     concrete = {signature.name: signature.traced for signature in signatures}
@@ -99,7 +100,8 @@ def write_saved_model(
     if default is not None:
         concrete |= dict.fromkeys(("serve", "serving_default"), concrete[default])
     try:
-        tf.saved_model.save(root, str(path), signatures=concrete)
+        options = tf.saved_model.SaveOptions(experimental_custom_gradients=with_gradients)
+        tf.saved_model.save(root, str(path), signatures=concrete, options=options)
     except AssertionError as error:
         if "untracked" not in str(error):
             raise
@@ -139,8 +141,8 @@ def convert(
             assert stand_ins is not None
             _log.info("converting again, with the values of %s", error)
             stand_ins.remove(error.stand_ins)
-    found = [] if custom else foreign_operators(flatbuffer.tables(converted))
-    foreign = sorted({*found} - LITERT_OPERATORS)
+    found = {x.customCode.decode() for x in converted.operatorCodes if x.customCode is not None}
+    foreign = [] if custom else sorted(found - LITERT_OPERATORS)
     if foreign:  # only with text signatures; without them the converter itself raises
         raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")
     return converted
@@ -162,7 +164,7 @@ def _convert(
         with new_traces(), quantization.tracing(), scope:
             for number, group in enumerate(groups):
                 _log.info("tracing %s", ", ".join(signature.name for signature in group))
-                write_saved_model(model, group, folder / str(number))
+                write_saved_model(model, group, folder / str(number), with_gradients=False)
 
         def run_converter(set_up: Callable[[tf.lite.TFLiteConverter], None]) -> ModelT:
             converted, datas = [], dict[bytes, np.ndarray]()
