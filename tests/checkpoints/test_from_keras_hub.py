@@ -1,5 +1,7 @@
 """Models of KerasHub become models with the same outputs, and get trained weights back."""
 
+import json
+import sys
 import types
 
 import keras
@@ -339,7 +341,7 @@ def test_a_model_of_another_kind_is_an_error(make, error, text):
     assert "\n" not in str(caught.value)
 
 
-def test_folders(tmp_path):
+def test_folders(tmp_path, monkeypatch):
     task = add_noise(hub.BertTextClassifier(bert(), num_classes=5))
     task.save_to_preset(str(tmp_path / "preset"))
     found = from_keras_hub(tmp_path / "preset", verify=False).model
@@ -350,3 +352,34 @@ def test_folders(tmp_path):
         from_keras_hub(tmp_path / "preset")
     with pytest.raises(FileNotFoundError, match="is no folder of a KerasHub preset"):
         from_keras_hub(tmp_path)
+    monkeypatch.setitem(sys.modules, "keras_hub", None)
+    task.save_to_preset(str(tmp_path / "preset"))
+    with pytest.raises(ModuleNotFoundError, match="a preset of KerasHub needs it: pip install"):
+        from_keras_hub(tmp_path / "preset")
+
+
+@pytest.mark.parametrize("is_task", [True, False])
+def test_a_preset_of_a_tied_llama(tmp_path, is_task):
+    """Its configuration does not say that it is tied, and KerasHub itself cannot load it."""
+    theirs = add_noise(decoder("Llama3", tie_word_embeddings=True))
+    (hub.Llama3CausalLM(theirs) if is_task else theirs).save_to_preset(str(tmp_path))
+    found = from_keras_hub(tmp_path, verify=False).model
+    for x, y in zip(from_keras_hub(theirs, verify=False).model.weights, found.weights, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"class_name": "FNetBackbone"}, "no layers for a FNetBackbone of KerasHub, only for Bert"),
+        ({"module": "elsewhere"}, "module must be one of keras_hub, got 'elsewhere'"),
+        ({"model_type": "bert"}, "is a folder of transformers: load it with load_huggingface"),
+    ],
+)
+def test_a_folder_of_another_kind_is_an_error(tmp_path, change, text):
+    bert().save_to_preset(str(tmp_path))
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(ValueError, match=text) as caught:
+        from_keras_hub(tmp_path)
+    assert "\n" not in str(caught.value)

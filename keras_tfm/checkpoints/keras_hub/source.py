@@ -1,5 +1,6 @@
 """A task, a backbone or the folder of a preset of KerasHub, as one that can be read."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.optional_package import optional_package
 
+# Their presets do not say whether the embedding is tied, and KerasHub cannot load one that is.
+_WITHOUT_TIE = ("LlamaBackbone", "Llama3Backbone")
 _WEIGHTS = ("model.weights.h5", "model.weights.json")
 
 
@@ -154,11 +157,21 @@ def open_preset(folder: str | Path) -> keras.Model:
     check_class(str(config.get("class_name")))
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise FileNotFoundError(f"{folder} has no weights, expected {' or '.join(_WEIGHTS)}")
-    hub = _hub()
+    hub, cls = _hub(), None
     if (folder / "task.json").is_file():
         name = str(read_json(folder / "task.json").get("class_name"))
         cls = getattr(hub, name, None)
         if cls is None:
             raise ValueError(f"{folder / 'task.json'}: KerasHub has no task {name!r}")
-        return cls.from_preset(str(folder))
-    return hub.Backbone.from_preset(str(folder))
+    omits_tie = config["class_name"] in _WITHOUT_TIE
+    omits_tie = omits_tie and "tie_word_embeddings" not in config.get("config", {})
+    with warnings.catch_warnings():
+        if omits_tie:  # of the weights that are missing
+            warnings.simplefilter("ignore")
+        try:
+            return (cls or hub.Backbone).from_preset(str(folder))
+        except ValueError:
+            if not omits_tie:
+                raise
+    backbone = hub.Backbone.from_preset(str(folder), tie_word_embeddings=True)
+    return backbone if cls is None else cls(backbone, open_preprocessor(folder))
