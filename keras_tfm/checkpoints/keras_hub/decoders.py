@@ -7,7 +7,7 @@ from typing import Any
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments
 from keras_tfm.checkpoints.keras_hub.family import HubFamily
-from keras_tfm.checkpoints.keras_hub.rows import attention, dense, norm, rms_norm
+from keras_tfm.checkpoints.keras_hub.rows import attention, block, dense, norm, rms_norm
 from keras_tfm.checkpoints.keras_hub.settings import Settings
 from keras_tfm.checkpoints.rows import Row
 from keras_tfm.checkpoints.transforms import Joined, Reshaped
@@ -132,9 +132,9 @@ def _qwen3_arguments(settings: Settings) -> Arguments:
 
 def _set_qwen3_epsilon(model: models.Model) -> None:
     """KerasHub's norms of queries and keys have their layer's default, whatever the others have."""
-    for block in model.blocks:
-        block.self_attention.query_norm.epsilon = 1e-5
-        block.self_attention.key_norm.epsilon = 1e-5
+    for layer in model.blocks:
+        layer.self_attention.query_norm.epsilon = 1e-5
+        layer.self_attention.key_norm.epsilon = 1e-5
 
 
 QWEN3 = replace(
@@ -224,24 +224,6 @@ GEMMA = HubFamily("GemmaBackbone", models.gemma, _gemma_arguments, _gemma_table)
 GEMMA3 = replace(GEMMA, backbone="Gemma3Backbone", arguments=_gemma3_arguments)
 
 
-def decoder_block(model: models.Model, path: str, layer: str) -> tuple[Row, ...]:
-    """The rows of a `TransformerDecoder` of KerasHub without cross-attention."""
-    dim, heads = model.arguments["dim"], model.arguments["num_heads"]
-    return (
-        *attention(
-            f"{path}/self_attention",
-            f"{layer}/self_attention",
-            dim,
-            dim // heads,
-            (dim, dim, dim),
-        ),
-        *norm(f"{path}/self_attention_residual/norm", f"{layer}/self_attention_layer_norm"),
-        *dense(f"{path}/feed_forward/inner", f"{layer}/feedforward_intermediate_dense"),
-        *dense(f"{path}/feed_forward/outer", f"{layer}/feedforward_output_dense"),
-        *norm(f"{path}/feed_forward_residual/norm", f"{layer}/feedforward_layer_norm"),
-    )
-
-
 def _gpt2_arguments(settings: Settings) -> Arguments:
     return settings.rename(
         vocabulary_size="vocabulary_size",
@@ -255,10 +237,11 @@ def _gpt2_arguments(settings: Settings) -> Arguments:
 
 
 def _gpt2_table(model: models.Model) -> tuple[Row, ...]:
+    sizes = model.arguments["dim"], model.arguments["num_heads"]
     return (
         Row("embedding/embeddings", ("token_embedding/embeddings",)),
         Row("positions/positions", ("position_embedding/embeddings",)),
-        *decoder_block(model, "decoder_{i}", "transformer_layer_{i}"),
+        *block("decoder_{i}", "transformer_layer_{i}", *sizes, "self_attention"),
         *norm("decoder_norm", "layer_norm"),
     )
 

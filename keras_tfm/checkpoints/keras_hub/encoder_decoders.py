@@ -4,10 +4,17 @@ from typing import Any
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments
-from keras_tfm.checkpoints.keras_hub.decoders import decoder_block
-from keras_tfm.checkpoints.keras_hub.encoders import block as encoder_block
 from keras_tfm.checkpoints.keras_hub.family import HubFamily
-from keras_tfm.checkpoints.keras_hub.rows import Positions, dense, norm, projections, rms_norm
+from keras_tfm.checkpoints.keras_hub.rows import (
+    QUERY_KEY_VALUE,
+    Positions,
+    block,
+    cross_attention,
+    dense,
+    norm,
+    projections,
+    rms_norm,
+)
 from keras_tfm.checkpoints.keras_hub.settings import Settings
 from keras_tfm.checkpoints.rows import Row
 
@@ -40,7 +47,7 @@ def _t5_arguments(settings: Settings) -> Arguments:
 def _t5_stack(stack: str, layer: str, sublayers: tuple[str, ...], gated: bool) -> list[Row]:
     path, attention = f"{stack}_{{i}}", f"{layer}/self_attention"
     inner = ("input_projector", *["gate_projector"] * gated)
-    parts = (f"{attention}/{x}_projector" for x in ("query", "key", "value"))
+    parts = (f"{attention}/{x}_projector" for x in QUERY_KEY_VALUE)
     table = f"{layer.replace('{i}', '0')}/self_attention/embeddings"
     rows = [
         *dense(f"{path}/self_attention/query_key_value", *parts, bias=False),
@@ -63,7 +70,7 @@ def _t5_stack(stack: str, layer: str, sublayers: tuple[str, ...], gated: bool) -
 def _t5_table(model: models.Model) -> tuple[Row, ...]:
     gated = model.arguments["gated"]
     cross, layer = "decoder_{i}/cross_attention", f"{_DECODER}/cross_attention"
-    parts = ("query", "key", "value")
+    parts = QUERY_KEY_VALUE
     return (
         Row("embedding/embeddings", ("token_embedding/embeddings",)),
         *_t5_stack("encoder", _ENCODER, ("self_attention", "feed_forward"), gated),
@@ -115,13 +122,18 @@ def _bart_arguments(settings: Settings) -> Arguments:
     }
 
 
-def _cross_attention(model: models.Model, biases: tuple[str, ...]) -> tuple[Row, ...]:
-    dim = model.arguments["dim"]
-    head_dim = dim // model.arguments["num_heads"]
-    path, layer = "decoder_{i}/cross_attention", f"{_DECODER}/cross_attention"
+def _stacks(model: models.Model, biases: tuple[str, ...]) -> tuple[Row, ...]:
+    """The rows of the blocks of both stacks.
+
+    Args:
+        model: the model.
+        biases: the projections of attention that have biases.
+    """
+    sizes = model.arguments["dim"], model.arguments["num_heads"]
     return (
-        *projections(path, layer, dim, head_dim, biases),
-        *norm(f"{path}_residual/norm", f"{layer}_layer_norm"),
+        *block("encoder_{i}", _ENCODER, *sizes),
+        *block("decoder_{i}", _DECODER, *sizes, "self_attention"),
+        *cross_attention("decoder_{i}", _DECODER, *sizes, biases),
     )
 
 
@@ -133,9 +145,7 @@ def _bart_table(model: models.Model) -> tuple[Row, ...]:
         rows += norm(f"{stack}_embedding_norm", f"{stack}_embeddings_layer_norm")
     return (
         *rows,
-        *encoder_block(model, "encoder_{i}", _ENCODER),
-        *decoder_block(model, "decoder_{i}", _DECODER),
-        *_cross_attention(model, ("query", "key", "value")),
+        *_stacks(model, QUERY_KEY_VALUE),
     )
 
 
@@ -174,23 +184,15 @@ def _whisper_arguments(settings: Settings) -> Arguments:
 def _whisper_table(model: models.Model) -> tuple[Row, ...]:
     """Projections of keys have no bias, so that those of self-attention are not joined."""
     biases = ("query", "value")
-    dim = model.arguments["dim"]
-    head_dim = dim // model.arguments["num_heads"]
+    dim, heads = model.arguments["dim"], model.arguments["num_heads"]
     embeddings = "decoder_token_and_position_embedding"
-    rows = [
-        row
-        for row in (
-            *encoder_block(model, "encoder_{i}", _ENCODER),
-            *decoder_block(model, "decoder_{i}", _DECODER),
-        )
-        if "self_attention/" not in row.weight
-    ]
+    rows = [row for row in _stacks(model, biases) if "self_attention/" not in row.weight]
     attentions = {
         "encoder_{i}/self_attention": f"{_ENCODER}/self_attention_layer",
         "decoder_{i}/self_attention": f"{_DECODER}/self_attention",
     }
     for path, layer in attentions.items():
-        rows += projections(path, layer, dim, head_dim, biases)
+        rows += projections(path, layer, dim, heads, biases)
     return (
         *dense("convolution_0", "encoder_token_embedding_conv_layer_1"),
         *dense("convolution_1", "encoder_token_embedding_conv_layer_2"),
@@ -198,7 +200,6 @@ def _whisper_table(model: models.Model) -> tuple[Row, ...]:
         Row("embedding/embeddings", (f"{embeddings}/token_embedding/embeddings",)),
         Row("decoder_positions/positions", (f"{embeddings}/position_embedding/embeddings",)),
         *rows,
-        *_cross_attention(model, biases),
         *norm("encoder_norm", "encoder_layer_norm"),
         *norm("decoder_norm", "decoder_layer_norm"),
     )

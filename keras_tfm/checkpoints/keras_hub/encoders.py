@@ -5,7 +5,7 @@ from dataclasses import replace
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments
 from keras_tfm.checkpoints.keras_hub.family import HubFamily
-from keras_tfm.checkpoints.keras_hub.rows import HEADS, Positions, attention, dense, norm
+from keras_tfm.checkpoints.keras_hub.rows import HEADS, Positions, block, dense, norm
 from keras_tfm.checkpoints.keras_hub.settings import Settings
 from keras_tfm.checkpoints.rows import Row
 from keras_tfm.checkpoints.transforms import Same
@@ -15,22 +15,8 @@ _WITH_SEGMENTS = {"tokens": "token_ids", "segments": "segment_ids"}
 _POOLED = {"features": "sequence_output", "pooled": "pooled_output"}
 
 
-def block(model: models.Model, path: str, layer: str) -> tuple[Row, ...]:
-    """The rows of a `TransformerEncoder` of KerasHub."""
-    dim, heads = model.arguments["dim"], model.arguments["num_heads"]
-    return (
-        *attention(
-            f"{path}/self_attention",
-            f"{layer}/self_attention_layer",
-            dim,
-            dim // heads,
-            (dim, dim, dim),
-        ),
-        *norm(f"{path}/self_attention_residual/norm", f"{layer}/self_attention_layer_norm"),
-        *dense(f"{path}/feed_forward/inner", f"{layer}/feedforward_intermediate_dense"),
-        *dense(f"{path}/feed_forward/outer", f"{layer}/feedforward_output_dense"),
-        *norm(f"{path}/feed_forward_residual/norm", f"{layer}/feedforward_layer_norm"),
-    )
+def _sizes(model: models.Model) -> tuple[int, int]:
+    return model.arguments["dim"], model.arguments["num_heads"]
 
 
 def _table(model: models.Model, embeddings: str = "") -> tuple[Row, ...]:
@@ -47,7 +33,7 @@ def _table(model: models.Model, embeddings: str = "") -> tuple[Row, ...]:
         Row("segment_embedding/segments", ("segment_embedding/embeddings",)),
         Row("positions/positions", (f"{embeddings}position_embedding/embeddings",), positions),
         *norm("embedding_norm", "embeddings_layer_norm"),
-        *block(model, "encoder_{i}", "transformer_layer_{i}"),
+        *block("encoder_{i}", "transformer_layer_{i}", *_sizes(model)),
         *HEADS,
     )
 
@@ -127,7 +113,7 @@ def _albert_arguments(settings: Settings) -> Arguments:
 def _albert_table(model: models.Model) -> tuple[Row, ...]:
     rows = [row for row in _table(model) if not row.weight.startswith("encoder_")]
     projection = dense("embedding_projection", "embedding_projection")
-    return (*rows, *projection, *block(model, "encoder", "group_0_inner_layer_0"))
+    return (*rows, *projection, *block("encoder", "group_0_inner_layer_0", *_sizes(model)))
 
 
 ALBERT = HubFamily(
@@ -173,7 +159,7 @@ def _deberta_arguments(settings: Settings) -> Arguments:
 def _deberta_table(model: models.Model) -> tuple[Row, ...]:
     path, layer = "encoder_{i}", "disentangled_attention_encoder_layer_{i}"
     output = "self_attention/output_projection"
-    rows = [row for row in block(model, path, layer) if output not in row.weight]
+    rows = [row for row in block(path, layer, *_sizes(model)) if output not in row.weight]
     table = "encoder_0/self_attention/relative_positions"  # one for all blocks
     return (
         Row("embedding/embeddings", ("token_embedding/embeddings",)),

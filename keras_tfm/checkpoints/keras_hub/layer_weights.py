@@ -6,16 +6,17 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.keras_internals import sublayers
+from keras_tfm.checkpoints import rows
+from keras_tfm.checkpoints.keras_hub.rows import block, cross_attention
+from keras_tfm.checkpoints.keras_hub.variables import Variables
 from keras_tfm.layers import (
     PositionEmbedding,
     TokenEmbedding,
     TransformerDecoderBlock,
     TransformerEncoderBlock,
 )
-from keras_tfm.models.with_dtype import ADAPTERS
 
-# KerasHub's layer -> ours, then names of weights.
+# KerasHub's layer -> ours.
 LAYERS = {
     "TransformerEncoder": TransformerEncoderBlock,
     "TransformerDecoder": TransformerDecoderBlock,
@@ -23,15 +24,6 @@ LAYERS = {
     "ReversibleEmbedding": TokenEmbedding,  # of Keras itself
 }
 TABLES = {TokenEmbedding: "embeddings", PositionEmbedding: "positions"}
-BLOCK = {
-    "self_attention_layer_norm": "self_attention_residual/norm",
-    "cross_attention_layer_norm": "cross_attention_residual/norm",
-    "feedforward_layer_norm": "feed_forward_residual/norm",
-    "feedforward_intermediate_dense": "feed_forward/inner",
-    "feedforward_output_dense": "feed_forward/outer",
-}
-OUTPUT = {"attention_output": "output_projection"}
-FUSED = ("query", "key", "value")
 
 
 def copy_keras_hub_weights(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
@@ -84,70 +76,47 @@ def copy_keras_hub_weights(source: keras.layers.Layer, target: keras.layers.Laye
     for layer in (source, target):
         if not layer.built:
             raise ValueError(f"{layer.name} has no weights yet: build it, or call it once")
-    found = _values(source)
-    if kind in TABLES:
-        if kind is TokenEmbedding:
-            _check_embedding(source, target)
-        values = {TABLES[kind]: found["embeddings"]}
-    else:
+    if kind is TokenEmbedding:
+        _check_embedding(source, target)
+    if kind not in TABLES:
         _check_block(source, target)
-        values = _block(found)
-    weights = {_name(x, target): x for x in target.weights}
-    if values.keys() != weights.keys():
+    variables = Variables(source)
+    entries = rows.entries(_rows(source, target, kind), target, "KerasHub")
+    taken = {name for entry in entries for name in entry.tensors}
+    if taken != set(variables.paths):
         raise ValueError(
             f"{source.name} and {target.name} have other weights: "
-            f"{sorted(values.keys() ^ weights.keys())}"
+            f"{sorted(taken ^ set(variables.paths))}"
         )
-    for name, value in values.items():
-        if value.shape != tuple(weights[name].shape):
-            raise ValueError(
-                f"{source.name} and {target.name} have other shapes: {name} is "
-                f"{value.shape} and {tuple(weights[name].shape)}"
-            )
-    for name, value in values.items():
-        weights[name].assign(value)
+    values = {name: variables.value(name) for name in taken}
+    for entry in entries:
+        for name, shape in entry.shapes.items():
+            if values[name].shape != shape:
+                raise ValueError(
+                    f"{source.name} and {target.name} have other shapes: {entry.weight.name} is "
+                    f"{values[name].shape} and {shape}"
+                )
+    for entry in entries:
+        entry.weight.assign(entry.load(values[name] for name in entry.tensors))
 
 
-def _values(source: keras.layers.Layer) -> dict[str, np.ndarray]:
-    """The weights by name, with LoRA adapters merged into what they adapt."""
-    found = {_name(x, source): ops.convert_to_numpy(x) for x in source.weights}
-    for layer in sublayers(source):
-        if getattr(layer, "lora_enabled", False):
-            name = "kernel" if hasattr(layer, "kernel") else "embeddings"
-            path = f"{layer.path}/{name}".removeprefix(source.path + "/")
-            found[path] = ops.convert_to_numpy(getattr(layer, name))
-            for adapter in ADAPTERS:
-                found.pop(path.removesuffix(name) + adapter, None)
-    return found
+def _rows(
+    source: keras.layers.Layer, target: keras.layers.Layer, kind: type
+) -> tuple[rows.Row, ...]:
+    """The table of one layer."""
+    ours, theirs = target.path, source.name
+    if kind in TABLES:
+        return (rows.Row(f"{ours}/{TABLES[kind]}", (f"{theirs}/embeddings",)),)
+    # The first weight is the queries' kernel, (D, H, K).
+    sizes = int(source.weights[0].shape[0]), source.num_heads
+    if kind is TransformerEncoderBlock:
+        return block(ours, theirs, *sizes)
+    both = block(ours, theirs, *sizes, "self_attention")
+    return (*both, *cross_attention(ours, theirs, *sizes))
 
 
 def _kind(layer: keras.layers.Layer) -> str:
     return f"{type(layer).__module__.split('.')[0]}.{type(layer).__name__}"
-
-
-def _name(weight: keras.Variable, layer: keras.layers.Layer) -> str:
-    return str(weight.path).removeprefix(layer.path + "/")
-
-
-def _block(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The weights of a KerasHub block under our names: (D, H, K) -> (D, H K), fused."""
-    values = {}
-    for name, value in found.items():
-        part, *projection, variable = name.split("/")
-        if not projection:
-            values[f"{BLOCK[part]}/{variable}"] = value
-            continue
-        # kernel (D, H, K) or (H, K, D), bias (H, K) or (D).
-        if projection[0] == "attention_output":
-            value = value.reshape(-1, value.shape[-1]) if variable == "kernel" else value
-        else:
-            value = value.reshape(*value.shape[:-2], -1)
-        attention = part.removesuffix("_layer")
-        values[f"{attention}/{OUTPUT.get(projection[0], projection[0])}/{variable}"] = value
-    for variable in ("kernel", "bias"):
-        parts = [values.pop(f"self_attention/{name}/{variable}") for name in FUSED]
-        values[f"self_attention/query_key_value/{variable}"] = np.concatenate(parts, axis=-1)
-    return values
 
 
 def _check_embedding(source: keras.layers.Layer, target: keras.layers.Layer) -> None:

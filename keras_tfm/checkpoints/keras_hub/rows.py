@@ -146,15 +146,18 @@ def attention(
 
 
 def projections(
-    weight: str, layer: str, dim: int, head_dim: int, biases: tuple[str, ...] = QUERY_KEY_VALUE
+    weight: str, layer: str, dim: int, num_heads: int, biases: tuple[str, ...] = QUERY_KEY_VALUE
 ) -> tuple[Row, ...]:
     """The rows of an attention with separate projections, such as a cross-attention.
 
     Args:
-        weight, layer, dim, head_dim: as in `attention`.
+        weight, layer, dim: as in `attention`.
+        num_heads: int, number of heads (H). The context may have another width than the model.
         biases: the projections of queries, keys and values that have biases.
     """
-    kernel, bias = Reshaped((dim, -1, head_dim), (dim, -1)), Reshaped((-1, head_dim), (-1,))
+    head_dim = dim // num_heads
+    kernel = Reshaped((-1, num_heads, head_dim), (-1, num_heads * head_dim))
+    bias = Reshaped((-1, head_dim), (-1,))
     rows = [
         Row(f"{weight}/{name}/kernel", (f"{layer}/{name}/kernel",), kernel)
         for name in QUERY_KEY_VALUE
@@ -168,6 +171,39 @@ def _output(weight: str, layer: str, dim: int, head_dim: int, bias: bool) -> tup
     path, name = f"{weight}/output_projection", f"{layer}/attention_output"
     kernel = Row(f"{path}/kernel", (f"{name}/kernel",), Reshaped((-1, head_dim, dim), (-1, dim)))
     return (kernel, Row(f"{path}/bias", (f"{name}/bias",))) if bias else (kernel,)
+
+
+def block(
+    path: str, layer: str, dim: int, num_heads: int, attention_name: str = "self_attention_layer"
+) -> tuple[Row, ...]:
+    """The rows of a `TransformerEncoder`, or of a `TransformerDecoder` without cross-attention.
+
+    Args:
+        path, layer: str, the paths of our block and KerasHub's.
+        dim: int, width of the model (D).
+        num_heads: int, number of heads (H).
+        attention_name: str, name of the attention: "self_attention" in a decoder.
+    """
+    widths = (dim, dim, dim)
+    return (
+        *attention(
+            f"{path}/self_attention", f"{layer}/{attention_name}", dim, dim // num_heads, widths
+        ),
+        *norm(f"{path}/self_attention_residual/norm", f"{layer}/self_attention_layer_norm"),
+        *dense(f"{path}/feed_forward/inner", f"{layer}/feedforward_intermediate_dense"),
+        *dense(f"{path}/feed_forward/outer", f"{layer}/feedforward_output_dense"),
+        *norm(f"{path}/feed_forward_residual/norm", f"{layer}/feedforward_layer_norm"),
+    )
+
+
+def cross_attention(
+    path: str, layer: str, dim: int, num_heads: int, biases: tuple[str, ...] = QUERY_KEY_VALUE
+) -> tuple[Row, ...]:
+    """The rows of the cross-attention of a `TransformerDecoder`; arguments as in `projections`."""
+    return (
+        *projections(f"{path}/cross_attention", f"{layer}/cross_attention", dim, num_heads, biases),
+        *norm(f"{path}/cross_attention_residual/norm", f"{layer}/cross_attention_layer_norm"),
+    )
 
 
 def batch_norm(weight: str, layer: str) -> tuple[Row, ...]:

@@ -22,7 +22,7 @@ class Variables:
     are not unique: those of a layer that is built by another may lack the outer one.
 
     Args:
-        model: a built task or backbone of KerasHub.
+        model: a built task, backbone or layer of KerasHub. A layer's paths begin with its name.
 
     Attributes:
         notes: list of str, what was changed.
@@ -92,7 +92,11 @@ def _named_layers(model: Any) -> Iterator[tuple[str, Any]]:
     if backbone is not None:
         seen.add(id(backbone))
         yield from _inner_layers(backbone, "", seen)
-    yield from _inner_layers(model, "", seen)
+    if isinstance(model, keras.Model):
+        yield from _inner_layers(model, "", seen)
+    else:
+        yield model.name, model
+        yield from _inner_layers(model, f"{model.name}/", seen)
 
 
 def _inner_layers(parent: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
