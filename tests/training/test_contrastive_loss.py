@@ -130,7 +130,7 @@ def test_a_compiled_model_is_saved(tmp_path):
 
 
 @tensorflow_only
-@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_replicas_see_the_negatives_of_all(replicas):
     """Weights after three steps on one logical device and on several."""
     script = Path(__file__).with_name("contrastive_on_replicas.py")
