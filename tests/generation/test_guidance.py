@@ -47,6 +47,11 @@ def next_log_probabilities(row, scale):
 
 
 def guided(prompt, scale, length=LENGTH):
+    return [*_guided(tuple(prompt), scale, length)]
+
+
+@functools.cache
+def _guided(prompt, scale, length):
     row = list(prompt)
     while len(row) < length:
         row.append(int(next_log_probabilities(row, scale).argmax()))

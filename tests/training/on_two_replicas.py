@@ -135,15 +135,18 @@ def dino(strategy, **options):
 
 
 if __name__ == "__main__":
-    results = {}
-    for name, strategy in (("one", ONE), ("two", TWO)):
-        results[name] = {
-            "metrics": metrics(strategy),
-            "clipped": clipped(strategy),
-            "momentum": momentum(strategy),
-            "not_finite": not_finite(strategy),
-            "generated": generated(strategy),
-            "dino": dino(strategy),
-            "sinkhorn": dino(strategy, centering="sinkhorn_knopp", head_batch_norm=True),
-        }
+    cases = {
+        "metrics": metrics,
+        "clipped": clipped,
+        "momentum": momentum,
+        "not_finite": not_finite,
+        "generated": generated,
+        "dino": dino,
+        "sinkhorn": lambda x: dino(x, centering="sinkhorn_knopp", head_batch_norm=True),
+    }
+    strategies = {"one": ONE, "two": TWO}
+    results = {
+        name: {case: cases[case](strategy) for case in sys.argv[1:]}
+        for name, strategy in strategies.items()
+    }
     json.dump(results, sys.stdout)
