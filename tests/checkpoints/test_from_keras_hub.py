@@ -8,7 +8,9 @@ import keras
 import numpy as np
 import pytest
 
+from keras_tfm import layers, models
 from keras_tfm.checkpoints import from_keras_hub, to_keras_hub
+from keras_tfm.models.without_storage import without_storage
 
 keras_hub = pytest.importorskip("keras_hub")
 hub = keras_hub.models
@@ -232,18 +234,36 @@ def test_a_wrong_weight_names_the_block(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
-def test_adapters_are_merged_and_rounded_kernels_become_floats():
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_adapters_are_merged_and_rounded_kernels_become_floats(mode):
     theirs = add_noise(decoder("Llama"))
-    theirs.quantize("int8")
+    theirs.quantize(mode)
     theirs.enable_lora(2)
     for weight in theirs.weights:
         if weight.name.startswith("lora"):
             weight.assign(rng.normal(size=weight.shape))
-    found = from_keras_hub(hub.LlamaCausalLM(theirs))
-    assert found.notes == [
-        "15 layers in int8 were dequantised",
-        "the LoRA adapters of 4 layers were merged",
-    ]
+    found = from_keras_hub(theirs)
+    adapters = "the LoRA adapters of 4 layers were merged"
+    assert found.notes == [f"15 layers in {mode} were dequantised", adapters]
+    with pytest.raises(ValueError, match=f"without adapters, but 15 layers in {mode} were"):
+        to_keras_hub(found.model, theirs)
+
+
+def test_adapters_alone_are_merged():
+    """The model is compared with KerasHub's own, which adds them in every call."""
+    theirs = add_noise(hub.BertTextClassifier(bert(), num_classes=5))
+    theirs.backbone.enable_lora(2)
+    for weight in theirs.weights:
+        if weight.name.startswith("lora"):
+            weight.assign(rng.normal(size=weight.shape))
+    assert from_keras_hub(theirs).notes == ["the LoRA adapters of 4 layers were merged"]
+
+
+def test_weights_without_values_are_an_error():
+    with without_storage():
+        theirs = bert()
+    with pytest.raises(ValueError, match="token_embedding/embeddings has no value, load its"):
+        from_keras_hub(theirs)
 
 
 @pytest.mark.parametrize(
@@ -383,3 +403,38 @@ def test_a_folder_of_another_kind_is_an_error(tmp_path, change, text):
     with pytest.raises(ValueError, match=text) as caught:
         from_keras_hub(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "make, text",
+    [
+        (lambda: models.distilbert(31, 24, 2, 3, 20), "needs a model of models.bert, got"),
+        (lambda: models.bert(31, 24, 2, 4, 20, num_segments=3), "has num_heads=3, and 'bert' 4"),
+        (
+            lambda: models.bert(31, 24, 2, 3, 20, activation="relu", num_segments=3),
+            "has activation=.*, and 'bert'",
+        ),
+        (
+            lambda: models.bert(
+                31, 24, 2, 3, 20, activation=layers.gelu_tanh, num_segments=3, max_length=8
+            ),
+            r"position_embedding/embeddings of bert_backbone.* is \(9, 24\), here \(8, 24\)",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_changes_nothing(make, text):
+    theirs = add_noise(bert())
+    before = [np.array(x) for x in theirs.get_weights()]
+    with pytest.raises(ValueError, match=text):
+        to_keras_hub(make(), theirs)
+    assert all((x == y).all() for x, y in zip(before, theirs.get_weights(), strict=True))
+
+
+def test_a_difference_changes_nothing():
+    theirs = add_noise(bert())
+    model = from_keras_hub(theirs, verify=False).model
+    before = [np.array(x) for x in theirs.get_weights()]
+    model.get_layer("embedding_norm").epsilon = 0.1
+    with pytest.raises(ValueError, match="differ in the embeddings, before transformer_layer_0"):
+        to_keras_hub(model, theirs)
+    assert all((x == y).all() for x, y in zip(before, theirs.get_weights(), strict=True))
