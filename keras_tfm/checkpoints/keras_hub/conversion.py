@@ -105,6 +105,9 @@ def from_keras_hub(
     notes = [*variables.notes]
     if not source.is_float32 and not notes:
         notes.append(f"it computes in float32, not in {source.backbone.dtype_policy.name}")
+    pools = source.kind is None and "pooled" in source.family.outputs
+    if pools and not isinstance(made.output, dict):
+        notes.append("the model has features alone, without KerasHub's pooled output")
     activation = final_activation(source.task, source.kind)
     if activation is not None:
         notes.append(f"the model returns logits, without the task's {activation.__name__}")
