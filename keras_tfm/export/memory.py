@@ -46,5 +46,5 @@ def warn_if_short(model: keras.Model, quantization: str, verify: bool) -> None:
             f"model, {left / _GIGABYTE:.2g} GB are available: it may be slow, or the system may "
             f"end it{advice}",
             UserWarning,
-            stacklevel=4,  # at the caller of `export_tflite`, over its decorator
+            stacklevel=5,  # at the caller of `export_tflite`, over its two decorators
         )

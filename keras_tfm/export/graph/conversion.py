@@ -3,9 +3,11 @@
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -25,6 +27,8 @@ from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import bytes_by_scopes
 
 _log = logging.getLogger(__name__)
+# While a function of TensorFlow is replaced.
+_lock = threading.RLock()
 
 
 def exportable(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
@@ -166,27 +170,32 @@ def _convert(
                 _log.info("tracing %s", ", ".join(signature.name for signature in group))
                 write_saved_model(model, group, folder / str(number), with_gradients=False)
 
+        def convert_group(
+            number: int, names: list[str], set_up: Callable[[tf.lite.TFLiteConverter], None]
+        ) -> ModelT:
+            converter = tf.lite.TFLiteConverter.from_saved_model(
+                str(folder / str(number)), signature_keys=names
+            )
+            converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+            converter.allow_custom_ops = custom or of_text
+            if custom:
+                converter.target_spec.supported_ops.append(tf.lite.OpsSet.SELECT_TF_OPS)
+            set_up(converter)
+            if stand_ins:
+                # Large constants become FILL, and products with them stay apart: `fill` folds both.
+                converter._experimental_unfold_large_splat_constant = True
+                converter._experimental_disable_fuse_mul_and_fc = True
+                # Else the converter reads and writes the file three times more, in Python.
+                converter._experimental_use_buffer_offset = True
+            return flatbuffer.read(_run(converter, model))
+
         def run_converter(set_up: Callable[[tf.lite.TFLiteConverter], None]) -> ModelT:
             converted, datas = [], dict[bytes, np.ndarray]()
             for number, group in enumerate(groups):
                 names = [signature.name for signature in group]
                 _log.info("converting %s", ", ".join(names))
-                converter = tf.lite.TFLiteConverter.from_saved_model(
-                    str(folder / str(number)), signature_keys=names
-                )
-                converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-                converter.allow_custom_ops = custom or of_text
-                if custom:
-                    converter.target_spec.supported_ops.append(tf.lite.OpsSet.SELECT_TF_OPS)
-                set_up(converter)
-                if stand_ins:
-                    # Large constants become FILL, and products with them stay apart: `fill` folds
-                    # both.
-                    converter._experimental_unfold_large_splat_constant = True
-                    converter._experimental_disable_fuse_mul_and_fc = True
-                    # Else the converter reads and writes the file three times more, in Python.
-                    converter._experimental_use_buffer_offset = True
-                converted.append(flatbuffer.read(_run(converter, model)))
+                with _without_loading(names):
+                    converted.append(convert_group(number, names, set_up))
                 if len(groups) > 1:
                     _share(converted[-1], datas)
             result = flatbuffer.merge(converted)
@@ -212,6 +221,28 @@ def _share(model: ModelT, datas: dict[bytes, np.ndarray]) -> None:
                 waiting += [x for x in value if hasattr(x, "__dict__")]
             elif hasattr(value, "__dict__"):
                 waiting.append(value)
+
+
+@contextmanager
+def _without_loading(signatures: Sequence[str]) -> Iterator[None]:
+    """TensorFlow's converter does not load a SavedModel in Python inside.
+
+    It does so once to look up the names of signatures, which are known, and once for the stack
+    traces of operations, which no message of this package shows: a fifth of the time of an export.
+    """
+    from tensorflow.core.framework.graph_debug_info_pb2 import GraphDebugInfo
+    from tensorflow.lite.python import lite
+
+    loaded = SimpleNamespace(
+        signatures=dict.fromkeys(signatures), graph_debug_info=GraphDebugInfo()
+    )
+    with _lock:
+        load = lite._load
+        lite._load = lambda *_: loaded
+        try:
+            yield
+        finally:
+            lite._load = load
 
 
 def _run(converter: tf.lite.TFLiteConverter, model: keras.Model) -> bytes:

@@ -324,5 +324,5 @@ def _warn_of_fragments(model: ModelT, plain: ModelT) -> None:
                 f"in float32 in {before.partitions}: it may be slower than float32; "
                 "measure, and prefer quantization='int8' on a CPU",
                 UserWarning,
-                stacklevel=8,  # at the caller of `export_tflite`
+                stacklevel=9,  # at the caller of `export_tflite`, over its two decorators
             )
