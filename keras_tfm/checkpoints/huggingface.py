@@ -88,8 +88,9 @@ def load_huggingface(
             those of each model type. Default: the one in `config.json`, or the one that matches
             the tensors. Embeddings of CLIP's classes "WithProjection" have length 1 here.
         lazy: bool, whether large weights stay in the files, and are read each time they are used.
-            Such a model takes little memory; it can be called and exported. `compile` and
-            `set_weights` load its weights. None: if the model has more than 100 million weights.
+            Such a model takes little memory; it can be called and exported. `compile`,
+            `set_weights` and generation load its weights. None: if the model has more than 100
+            million weights.
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`. A
             larger `vocabulary_size` adds ids, as `models.resize_vocabulary` does, of which one may

@@ -18,6 +18,7 @@ from keras_tfm.generation.strategies.beam import IMPOSSIBLE
 from keras_tfm.generation.tokenizers.texts import Texts
 from keras_tfm.layers.types import Tensor
 from keras_tfm.models.features import with_features
+from keras_tfm.models.without_storage import allocate_if_missing
 from keras_tfm.runtime.tasks.text import Hypothesis, pieces
 
 
@@ -109,6 +110,7 @@ class Generator:
         assert length is not None
         self.start_id, self.end_ids = start_id, end_ids_of(end_id)
         check_ids(model, self.target, length, start_id, self.end_ids)
+        allocate_if_missing(model)  # each call takes all weights
         check_stepping(model, self.target, length=positions_to_check(model, self.target, length))
         if strategy is not None and not isinstance(strategy, Strategy):
             raise TypeError(f"strategy must be a Strategy such as Beam(4), got {strategy!r}")

@@ -342,6 +342,7 @@ def test_a_lazy_model_is_resized_and_generates(large):
     lazy, whole = (load_huggingface(large, lazy=x) for x in (True, False))
     tokens = [generate(x, ids, max_length=9, end_id=None).tokens for x in (lazy, whole)]
     np.testing.assert_array_equal(*map(to_numpy, tokens))
+    assert all(map(keras_internals.is_initialized, lazy.weights))
 
 
 def test_a_lazy_model_is_trained(large):
