@@ -8,12 +8,14 @@ from keras_tfm.checkpoints.keras_hub.conversion import (
     to_keras_hub,
 )
 from keras_tfm.checkpoints.keras_hub.layer_weights import copy_keras_hub_weights
+from keras_tfm.checkpoints.keras_hub.preprocessing import Preprocessing
 from keras_tfm.checkpoints.sentence_transformers import load_sentence_transformer
 from keras_tfm.checkpoints.tokenizers.chat_templates import load_chat_template
 from keras_tfm.checkpoints.tokenizers.tokenizer_files import load_tokenizer
 
 __all__ = [
     "KerasHubImport",
+    "Preprocessing",
     "copy_keras_hub_weights",
     "from_keras_hub",
     "load_chat_template",

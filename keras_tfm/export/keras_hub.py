@@ -89,6 +89,7 @@ def _convert(
                 raise ValueError(f"{note}; or give tokenizer=")
         return found.model, {}, notes
     taken = own.export_arguments(found.model, given)
-    if "end_id" in taken and given.get("chat_template") is None:
+    alone = len(found.model.inputs) == 1
+    if alone and "end_id" in taken and given.get("chat_template") is None:
         notes.append(_NO_TEMPLATE)
     return found.model, taken, notes

@@ -40,7 +40,6 @@ class Preprocessing:
         max_length: int, number of tokens of a generated row, prompt included; None: none is.
         images: `runtime.ImageProcessor`, how pictures become pixels; None: no pictures, or a rule
             that it lacks.
-        image_mean, image_std: tuple of float, the statistics of the pixels, as in `models.vit`.
         sample_rate: int, samples of sound per second; None: no sound.
         notes: tuple of str, what the file does in another way than KerasHub.
     """
@@ -55,8 +54,6 @@ class Preprocessing:
     source_length: int | None = None
     max_length: int | None = None
     images: ImageProcessor | None = None
-    image_mean: tuple[float, ...] | None = None
-    image_std: tuple[float, ...] | None = None
     sample_rate: int | None = None
     notes: tuple[str, ...] = field(default=(), repr=False)
 
@@ -307,16 +304,9 @@ def _rows(preprocessor: Any, kinds: set[str], texts: list[str]) -> list[list[int
 
 
 def _pictures(converter: Any) -> dict[str, Any]:
-    """The settings of an `ImageConverter`: x scale + offset is (x / 255 - mean) / std."""
-    channels = max(np.size(converter.scale or 1), np.size(converter.offset or 0))
-    channels = 3 if channels == 1 else channels
-    scale = np.broadcast_to(1.0 if converter.scale is None else converter.scale, channels)
-    offset = np.broadcast_to(0.0 if converter.offset is None else converter.offset, channels)
-    std = 1 / (255 * scale.astype("float64"))
-    result: dict[str, Any] = {
-        "image_mean": tuple(map(float, -offset * std)),
-        "image_std": tuple(map(float, std)),
-    }
+    """How an `ImageConverter` resizes and crops; the model itself normalizes the pixels."""
+    channels = max(np.size(converter.scale or 1), np.size(converter.offset or 0), 1)
+    result: dict[str, Any] = {}
     size, resample = converter.image_size, _FILTERS.get(converter.interpolation)
     is_square = size is not None and size[0] == size[1]
     if size is None or resample is None or converter.pad_to_aspect_ratio:
@@ -325,7 +315,7 @@ def _pictures(converter: Any) -> dict[str, Any]:
         reason = "a crop to another shape than a square"
     else:
         resize = size[0] if converter.crop_to_aspect_ratio else None
-        result["images"] = ImageProcessor(size, resize, resample, channels)
+        result["images"] = ImageProcessor(size, resize, resample, channels if channels > 1 else 3)
         if not converter.antialias:
             result["notes"] = (
                 "pictures of another size are reduced with Pillow's filters, which average; the "
