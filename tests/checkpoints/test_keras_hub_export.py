@@ -129,7 +129,7 @@ def test_a_preset_as_a_folder(run, tmp_path):
     code, out, err = run("import", tmp_path / "preset", tmp_path / "x.keras")
     assert code == 0, err
     assert "inputs tokens" in out
-    assert keras_tfm.load_model(tmp_path / "x.keras").family == "gpt2"
+    assert keras_tfm.load_model(tmp_path / "x.keras").family == "gpt"
     code, _, err = run("import", tmp_path / "preset", tmp_path / "y.keras", "--architecture", "X")
     assert code == 2
     assert "it is for a folder of transformers" in err
