@@ -1,6 +1,13 @@
 """Exports of KerasHub's tasks and presets, and of folders of transformers.
 
 They become models of this library first.
+
+Example, with a model that is none of these:
+
+>>> from keras_tfm.export import ExportArguments
+>>> from keras_tfm.export.keras_hub import accept_keras_hub
+>>> accept_keras_hub(ExportArguments)(lambda model, path: path)(None, "x.tflite")
+'x.tflite'
 """
 
 import functools
@@ -75,7 +82,7 @@ def _convert(
 
     if not isinstance(model, keras.Model) and "model_type" in Config(Path(model)).fields:
         return load_huggingface(model, lazy=None), {}, []
-    from keras_tfm.checkpoints.keras_hub.conversion import WITHOUT, from_keras_hub
+    from keras_tfm.checkpoints.keras_hub.conversion import from_keras_hub
     from keras_tfm.checkpoints.keras_hub.families import FAMILIES
 
     backbone = getattr(model, "backbone", model)
@@ -85,7 +92,7 @@ def _convert(
     notes, own = list(found.notes), found.preprocessing
     if own is None:
         for note in notes:
-            if note.startswith(WITHOUT) and given.get("tokenizer") is None:
+            if note.startswith("no preprocessing: ") and given.get("tokenizer") is None:
                 raise ValueError(f"{note}; or give tokenizer=")
         return found.model, {}, notes
     taken = own.export_arguments(found.model, given)

@@ -258,15 +258,16 @@ def halves(texts):
     }
 
 
-def train(task, texts, epochs, rate):
+def train(task, texts, steps, rate):
+    """One epoch of as many batches: each epoch of KerasHub's `fit` costs half a second."""
     task.compile(
         optimizer=keras.optimizers.Adam(rate),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=["sparse_categorical_accuracy"],
         sampler="greedy",
     )
-    history = task.fit(halves(texts), batch_size=len(texts), epochs=epochs, verbose=0).history
-    return history["sparse_categorical_accuracy"][-1]
+    task.fit(halves(texts * steps), batch_size=len(texts), verbose=0)
+    return task.evaluate(halves(texts), batch_size=len(texts), verbose=0, return_dict=True)
 
 
 @pytest.mark.slow  # examples/kerashub.ipynb is the same with less training
@@ -297,7 +298,7 @@ def test_gemma_3_with_lora_from_fit_to_litert_lm(tmp_path):
     task = hub.Gemma3CausalLM(backbone=backbone, preprocessor=preprocessor)
     train(task, texts[:8], 60, 5e-3)
     backbone.enable_lora(16)
-    assert train(task, texts[8:], 200, 2e-2) > 0.95
+    assert train(task, texts[8:], 200, 2e-2)["sparse_categorical_accuracy"] > 0.95
 
     prompts = halves(texts[8:])["prompts"]
     answers = task.generate({"prompts": prompts}, max_length=48)

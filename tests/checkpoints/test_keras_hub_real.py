@@ -41,7 +41,7 @@ def test_smollm2_through_keras_hub(tmp_path):
             found.model, given.numpy(), max_length=len(rows[-1]), end_id=[0]
         ).tokens
         assert np.asarray(ours)[0].tolist() == rows[-1]
-    report = export.export_tflite(task, tmp_path / "x.tflite", max_length=48, prompt_length=16)
+    report = export.export_tflite(task, tmp_path / "x.tflite", max_length=48, prompt_length=24)
     file = runtime.load(report.path)
     for prompt, row in zip(PROMPTS, rows, strict=True):
         text = tokenizer.decode(row[1:], skip_special_tokens=True)
@@ -63,4 +63,7 @@ def test_minilm_through_keras_hub(tmp_path):
     pooled = (features * mask).sum(1) / mask.sum(1)
     expected = torch.nn.functional.normalize(pooled).numpy()
     found = runtime.load(report.path).embed(texts)
-    np.testing.assert_allclose(found, expected, atol=1e-5)  # float32, six blocks
+    # float32, six blocks.
+    np.testing.assert_allclose(found, task.predict(texts, verbose=0), atol=1e-5)
+    # KerasHub's BERT has the GELU of a tanh; MiniLM was trained with that of the error function.
+    np.testing.assert_allclose(found, expected, atol=3e-4)

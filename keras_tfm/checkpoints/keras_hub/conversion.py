@@ -24,9 +24,6 @@ from keras_tfm.models.dequantize import dequantize, is_quantized
 from keras_tfm.models.identity import recordable
 from keras_tfm.models.without_storage import allocate, without_storage
 
-# How a note begins that says why there is no preprocessing.
-WITHOUT = "no preprocessing"
-
 
 @dataclass(frozen=True)
 class KerasHubImport:
@@ -119,7 +116,7 @@ def from_keras_hub(
             preprocessing = read_preprocessing(source.preprocessor)
             notes += preprocessing.notes
         except ValueError as error:
-            notes.append(f"{WITHOUT}: {error}")
+            notes.append(f"no preprocessing: {error}")
     return KerasHubImport(made, preprocessing, notes)
 
 

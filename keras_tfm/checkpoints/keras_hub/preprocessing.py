@@ -42,6 +42,15 @@ class Preprocessing:
             that it lacks.
         sample_rate: int, samples of sound per second; None: no sound.
         notes: tuple of str, what the file does in another way than KerasHub.
+
+    Example:
+
+    >>> from keras_tfm.checkpoints import Preprocessing
+    >>> from keras_tfm.models import llama
+    >>> model = llama(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> preprocessing = Preprocessing(start_id=1, end_ids=(2,), pad_id=0, max_length=20)
+    >>> preprocessing.export_arguments(model, {"max_length": 12})
+    {'end_id': [2], 'start_id': 1, 'prompt_length': 6}
     """
 
     tokenizer: Any = None
@@ -61,8 +70,8 @@ class Preprocessing:
         """The arguments of `export_tflite` that the caller leaves open, for a model.
 
         Args:
-            model: the model, which `from_keras_hub` made.
-            given: the caller's arguments by name; None: left open.
+            model: `keras.Model`, which `from_keras_hub` made.
+            given: dict, the caller's arguments by name; None: left open.
         """
         inputs = interface_of(model).inputs
         head, longest = getattr(model, "head", None), model.arguments.get("max_length")
