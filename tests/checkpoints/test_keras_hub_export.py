@@ -277,7 +277,7 @@ def test_gemma_3_with_lora_from_fit_to_litert_lm(tmp_path):
     """German sentences of Django: half of them for all weights, half for the adapters."""
     pytest.importorskip("litert_lm")
     keras.utils.set_random_seed(0)
-    texts = [x for x in lines()[200:400] if 30 < len(x) < 80 and x.isprintable()][:16]
+    texts = [x for x in lines()[200:400] if 30 < len(x) < 50 and x.isprintable()][:16]
     tokenizer = hub.Gemma3Tokenizer(
         sentence_pieces(tuple(texts), 400, **GEMMA), has_vision_tokens=False
     )
@@ -296,9 +296,9 @@ def test_gemma_3_with_lora_from_fit_to_litert_lm(tmp_path):
     )
     preprocessor = hub.Gemma3CausalLMPreprocessor(tokenizer, sequence_length=48)
     task = hub.Gemma3CausalLM(backbone=backbone, preprocessor=preprocessor)
-    train(task, texts[:8], 60, 5e-3)
+    train(task, texts[:8], 100, 5e-3)
     backbone.enable_lora(16)
-    assert train(task, texts[8:], 200, 2e-2)["sparse_categorical_accuracy"] > 0.95
+    assert train(task, texts[8:], 200, 1e-2)["sparse_categorical_accuracy"] > 0.95
 
     prompts = halves(texts[8:])["prompts"]
     answers = task.generate({"prompts": prompts}, max_length=48)
