@@ -225,6 +225,26 @@ def share_in_clones(model_class: Any) -> Any:
     return model_class
 
 
+def mark_clones(model_class: Any) -> Any:
+    """Class decorator: `model.mark_clone(outputs)` gets the outputs of which a clone is made.
+
+    `keras.models.clone_model` makes a model of them, and of nothing else that the model knows.
+    """
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from keras import tree
+
+        result = super(model_class, self)._run_through_graph(*args, **kwargs)
+        origins = [getattr(x, "_keras_history", None) for x in tree.flatten(result)]
+        own = {id(x) for x in self.operations}
+        if origins and all(x is not None and id(x[0]) not in own for x in origins):
+            self.mark_clone(tree.flatten(result))
+        return result
+
+    model_class._run_through_graph = run
+    return model_class
+
+
 def call_with_known_inputs(model_class: Any) -> Any:
     """Class decorator for functional models: Keras takes `model.known_inputs(inputs)`.
 
@@ -362,6 +382,22 @@ def in_memory(variables: Iterable[Any]) -> Iterator[None]:
     finally:
         for variable in given:
             variable._value = None
+
+
+def value_without_autocast(variable: Any) -> Tensor:
+    """The value of a variable in its own dtype, inside layers of mixed precision too."""
+    from keras import ops
+    from keras.src.backend.common.variables import AutocastScope
+
+    with AutocastScope(None):
+        return ops.convert_to_tensor(variable.value)
+
+
+def current_stateless_scope() -> Any:
+    """The innermost open `keras.StatelessScope`, or None."""
+    from keras.src.backend.common.stateless_scope import get_stateless_scope
+
+    return get_stateless_scope()
 
 
 def is_initialized(variable: Any) -> bool:

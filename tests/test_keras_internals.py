@@ -540,3 +540,47 @@ def test_are_probabilities():
             assert keras_internals.are_probabilities(made[0]) == known
     y = keras.activations.softmax(keras.ops.convert_to_tensor(X))
     assert keras_internals.are_probabilities(y) == (keras.backend.backend() != "jax")
+
+
+def test_a_value_without_autocast():
+    layer = keras.layers.Dense(2, dtype="mixed_bfloat16")
+    seen = []
+
+    class Reader(keras.layers.Layer):
+        def call(self, x):
+            seen.extend(
+                keras.backend.standardize_dtype(value.dtype)
+                for value in (
+                    layer.kernel.value,
+                    keras_internals.value_without_autocast(layer.kernel),
+                )
+            )
+            return x
+
+    layer.build((None, 2))
+    Reader(dtype="mixed_bfloat16")(np.ones((1, 2), "float32"))
+    assert seen == ["bfloat16", "float32"]
+
+
+def test_the_current_stateless_scope():
+    assert keras_internals.current_stateless_scope() is None
+    with keras.StatelessScope() as scope:
+        assert keras_internals.current_stateless_scope() is scope
+
+
+def test_outputs_of_clones_are_marked():
+    seen = []
+
+    @keras_internals.mark_clones
+    class Marked(type(shared()[0])):
+        def mark_clone(self, outputs):
+            seen.append(outputs)
+
+    plain, _ = shared()
+    model = Marked(plain.inputs, plain.outputs)
+    a, b = keras.Input((2,)), keras.Input((2,))
+    keras.Model([a, b], model([a, b]))
+    model([X, X])
+    assert not seen
+    clone = keras.models.clone_model(model)
+    assert seen[0][0] is clone.outputs[0]

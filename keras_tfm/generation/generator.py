@@ -18,6 +18,11 @@ from keras_tfm.generation.strategies.beam import IMPOSSIBLE
 from keras_tfm.generation.tokenizers.texts import Texts
 from keras_tfm.layers.types import Tensor
 from keras_tfm.models.features import with_features
+from keras_tfm.models.quantization.state import (
+    TrainedQuantization,
+    quantization_of,
+    rounded_reads,
+)
 from keras_tfm.models.without_storage import allocate_if_missing
 from keras_tfm.runtime.tasks.text import Hypothesis, pieces
 
@@ -129,6 +134,7 @@ class Generator:
         self._preparation = Preparation(model, self.target, max_length, max_new_tokens, start_id)
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self._variables: tuple[keras.Variable, ...] = ()
+        self._rounding: TrainedQuantization | None = None
 
     def __call__(self, inputs: Any) -> Generated:
         """Generates a row for each row of `inputs`.
@@ -312,16 +318,27 @@ class Generator:
                 "start": start,
                 "step": step,
             }
-            compiled = _compile(functions[name], self._variables, self.jit_compile)
+            function = functions[name]
+
+            def rounded(*tensors: Any) -> Any:
+                with rounded_reads(self.model):  # once for all steps of a loop
+                    return function(*tensors)
+
+            compiled = _compile(rounded, self._variables, self.jit_compile)
             self._compiled[key] = compiled
         return self._compiled[key]
 
     def _drop_outdated_loops(self) -> None:
-        """Drops the compiled loops if LoRA or `quantize` replaced the variables that they read."""
+        """Drops the compiled loops if LoRA or `quantize` replaced the variables that they read.
+
+        And if the rounding of `models.enable_quantization` changed.
+        """
         variables = (*self.model.variables, *self.strategy.variables)
-        if [*map(id, variables)] != [*map(id, self._variables)]:
+        rounding = quantization_of(self.model)
+        same = [*map(id, variables)] == [*map(id, self._variables)]
+        if not same or rounding is not self._rounding:
             self._compiled.clear()
-            self._variables = variables
+            self._variables, self._rounding = variables, rounding
 
     def _seed(self) -> int | None:
         """The strategy's seed, or one from Keras's global generator; None if it does not draw."""

@@ -67,6 +67,8 @@ class Recomputation(keras.layers.Layer):
             generators = [getattr(layer, "seed_generator", None) for layer in (self, *inside)]
             seeds = [(g.state, g.next()) for g in generators if g is not None]
             structure = (list(self.trainable_variables), args, kwargs)
+            # A scope around may have given them values, such as rounded ones.
+            frozen = [(x, x.value) for x in self.non_trainable_variables if "float" in x.dtype]
             leaves = keras.tree.flatten(
                 ([variable.value for variable in structure[0]], args, kwargs)
             )
@@ -79,7 +81,8 @@ class Recomputation(keras.layers.Layer):
                 for place, value in zip(places, floats, strict=True):
                     filled[place] = value
                 values, args, kwargs = keras.tree.pack_sequence_as(structure, filled)
-                with keras.StatelessScope([*seeds, *zip(structure[0], values, strict=True)]):
+                weights = zip(structure[0], values, strict=True)
+                with keras.StatelessScope([*frozen, *seeds, *weights]):
                     return layer_call(*args, **kwargs)
 
             return keras.remat(run)(*(leaves[place] for place in places))

@@ -44,6 +44,11 @@ from keras_tfm.models.heads.text_heads import (
 from keras_tfm.models.identity import describe
 from keras_tfm.models.lora import enable_lora
 from keras_tfm.models.model import Model
+from keras_tfm.models.quantization_aware import (
+    disable_quantization,
+    enable_quantization,
+    without_quantization,
+)
 from keras_tfm.models.resize import resize_vocabulary
 from keras_tfm.models.vision.clip import clip, clip_towers
 from keras_tfm.models.vision.clip_encoders import clip_image, clip_text
@@ -66,6 +71,7 @@ __all__ = [
     "deberta",
     "describe",
     "detr",
+    "disable_quantization",
     "distilbert",
     "dvae",
     "dvae_decoder",
@@ -73,6 +79,7 @@ __all__ = [
     "dvae_parts",
     "electra",
     "enable_lora",
+    "enable_quantization",
     "encoder",
     "evoformer",
     "gemma",
@@ -111,4 +118,5 @@ __all__ = [
     "with_draft_heads",
     "with_dtype",
     "without_auxiliary_outputs",
+    "without_quantization",
 ]

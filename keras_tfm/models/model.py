@@ -9,6 +9,7 @@ from keras_tfm.distributed.joint_loss import JointLoss, joint_loss
 from keras_tfm.keras_internals import (
     call_with_known_inputs,
     load_content,
+    mark_clones,
     object_sharing_scope,
     saved_content,
     share_in_clones,
@@ -16,6 +17,13 @@ from keras_tfm.keras_internals import (
 from keras_tfm.layers.types import Config
 from keras_tfm.models import identity
 from keras_tfm.models.checked_inputs import known_inputs
+from keras_tfm.models.quantization.state import (
+    TrainedQuantization,
+    quantization_of,
+    round_values,
+    rounded_reads,
+    set_quantization,
+)
 from keras_tfm.models.without_storage import allocate_if_missing
 from keras_tfm.trainer_internals import compiled_loss, loss_arguments, set_compiled_loss
 
@@ -97,6 +105,9 @@ class Model(Base):
     A model made by a builder of `keras_tfm.models` has the attributes below. Saving, `clone_model`,
     `with_dtype`, LoRA and quantization preserve them. Hand-composed models do not have them.
 
+    `models.enable_quantization` lets a functional model compute with the rounded weights of an int8
+    or int4 file; `.keras` files, `clone_model` and `with_dtype` preserve that.
+
     Layers that share a position part, as the blocks of T5 do, share it in a copy by `clone_model`
     or `from_config`, too. A `keras.Model` refuses to be copied that way.
 
@@ -137,6 +148,10 @@ class Model(Base):
         if _is_graph(args, kwargs) and not isinstance(self, _Functional):
             _make_functional(type(self))
         super().__init__(*args, **kwargs)
+        if isinstance(self, _Functional):
+            config = vars(self.outputs[0]).pop("_keras_tfm_quantization", None)
+            if config is not None:  # a clone of a model that is trained with rounding
+                set_quantization(self, TrainedQuantization(self, **config))
         self.supports_masking = True  # otherwise Keras warns of `model(inputs, mask=mask)`
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -157,16 +172,59 @@ class Model(Base):
         """`layer_call`: of a model made in a `RematScope`, the layers recompute."""
         return layer_call
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model; with the weights of `models.enable_quantization`, if it was called."""
+        if quantization_of(self) is None or _has_symbols((args, kwargs)):
+            return super().__call__(*args, **kwargs)
+        with rounded_reads(self) as losses:
+            result = super().__call__(*args, **kwargs)
+        for loss in losses:
+            self.layers[0].add_loss(loss)  # a functional model takes none
+        return result
+
+    def stateless_call(
+        self, trainable_variables: Any, non_trainable_variables: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """`keras.Layer.stateless_call`, with rounded weights as in `__call__`."""
+        if quantization_of(self) is None:
+            return super().stateless_call(
+                trainable_variables, non_trainable_variables, *args, **kwargs
+            )
+        frozen = self.non_trainable_variables
+        rounded = round_values(self, frozen, non_trainable_variables)
+        result, after, *losses = super().stateless_call(
+            round_values(self, self.trainable_variables, trainable_variables),
+            rounded,
+            *args,
+            **kwargs,
+        )
+        # A frozen weight keeps its value, not the rounded one that it was read as.
+        given = zip(non_trainable_variables, rounded, after, strict=True)
+        return result, [before if new is read else new for before, read, new in given], *losses
+
+    def mark_clone(self, outputs: list[Any]) -> None:
+        """Tells the clone that `keras.models.clone_model` makes of `outputs` how to round."""
+        state = quantization_of(self)
+        if state is not None:
+            outputs[0]._keras_tfm_quantization = state.get_config()
+
     def get_config(self) -> Config:
         """The configuration of the graph and its layers."""
+        state = quantization_of(self)
         with object_sharing_scope():
-            return dict(super().get_config())
+            config = dict(super().get_config())
+        return config if state is None else {**config, "trained_quantization": state.get_config()}
 
     @classmethod
     def from_config(cls, config: Config, custom_objects: Any = None) -> Any:
         """The model of a configuration."""
+        rest = {key: x for key, x in config.items() if key != "trained_quantization"}
         with object_sharing_scope():
-            return super().from_config(config, custom_objects)
+            model = super().from_config(rest, custom_objects)
+        if "trained_quantization" in config:
+            state = TrainedQuantization(model, **config["trained_quantization"])
+            set_quantization(model, state)
+        return model
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """`keras.Model.save`; refuses an `.h5` file that Keras could not load again."""
@@ -220,6 +278,7 @@ _x = keras.Input((1,), name="x")
 _Functional: Any = type(keras.Model(_x, _x, name="x"))
 
 
+@mark_clones
 @call_with_known_inputs
 class _FunctionalModel(Model, _Functional):
     """`Model(inputs, outputs)`.
@@ -243,6 +302,11 @@ def _unpickle(content: Any, custom: type | None) -> Any:
     """The model of a pickle; `custom`, the user's class of models, need not be registered."""
     with keras.saving.custom_object_scope({} if custom is None else {custom.__name__: custom}):
         return load_content(content)
+
+
+def _has_symbols(inputs: Any) -> bool:
+    """Whether the model is called for the graph of another one."""
+    return any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(inputs))
 
 
 def _is_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

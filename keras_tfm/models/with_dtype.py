@@ -10,6 +10,11 @@ from keras_tfm.keras_internals import object_sharing_scope, sublayers
 from keras_tfm.layers.types import Config, DType
 from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
+from keras_tfm.models.quantization.state import (
+    TrainedQuantization,
+    quantization_of,
+    set_quantization,
+)
 
 # Keras's attributes of a layer with LoRA.
 ADAPTERS = ("lora_kernel_a", "lora_kernel_b", "lora_embeddings_a", "lora_embeddings_b")
@@ -83,6 +88,9 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
         name = "kernel" if hasattr(layer, "kernel") else "embeddings"
         variable = getattr(new, name)
         variable.assign(keras.ops.cast(getattr(layer, name), variable.dtype))  # W + alpha / r A B
+    state = quantization_of(model)
+    if state is not None:
+        set_quantization(copy, TrainedQuantization(copy, **state.get_config()))
     return copy
 
 

@@ -134,7 +134,7 @@ def convert(
     """
     stand_ins = None
     if quantization.preset != "int8_full":
-        stand_ins = StandIns(model)
+        stand_ins = StandIns(model, folds_norms=quantization.trained is None)
     else:
         allocate(model)
     while True:
@@ -181,6 +181,9 @@ def _convert(
             if custom:
                 converter.target_spec.supported_ops.append(tf.lite.OpsSet.SELECT_TF_OPS)
             set_up(converter)
+            if quantization.trained is not None:
+                # A norm's gamma in a matrix would move it off its grid.
+                converter._experimental_disable_fuse_mul_and_fc = True
             if stand_ins:
                 # Large constants become FILL, and products with them stay apart: `fill` folds both.
                 converter._experimental_unfold_large_splat_constant = True

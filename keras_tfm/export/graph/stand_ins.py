@@ -139,6 +139,8 @@ class StandIns:
 
     Args:
         model: the model in float32, or a `ModelGroup`.
+        folds_norms: bool, whether a norm's gamma becomes part of the matrix after it. A matrix that
+            was trained with rounding would leave its grid.
 
     Example:
 
@@ -150,7 +152,8 @@ class StandIns:
     ['wide/kernel']
     """
 
-    def __init__(self, model: keras.Layer):
+    def __init__(self, model: keras.Layer, folds_norms: bool = True):
+        self._folds_norms = folds_norms
         unique = {id(variable): variable for variable in model.variables}
         self.variables = [
             x
@@ -224,7 +227,7 @@ class StandIns:
         Raises:
             UnplacedError: a stand-in is not in the file as it was in the graph.
         """
-        _Filling(model, [*self._made.values()], self._vectors).run()
+        _Filling(model, [*self._made.values()], self._vectors).run(self._folds_norms)
 
 
 def _is_oblong(shape: tuple[int, ...]) -> bool:
@@ -280,7 +283,7 @@ class _Filling:
         self._places: dict[int, Place] = {}
         self._biases: dict[int, np.ndarray] = {}
 
-    def run(self) -> None:
+    def run(self, folds_norms: bool) -> None:
         found = self._constants()
         matched = self._match(found)
         orders = self._orders(matched)
@@ -293,7 +296,8 @@ class _Filling:
         lost = [x for x in self._stand_ins if id(x) not in placed] + self._remaining()
         for graph in self._model.subgraphs:
             lost += self._fold_biases(graph)
-            self._fold_columns(graph)
+            if folds_norms:
+                self._fold_columns(graph)
         if lost:
             raise UnplacedError(lost)
         self._write()

@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_tfm.export.quantization.four_bits import matrix_bits
 from keras_tfm.export.quantization.gptq import compensate
-from keras_tfm.export.quantization.kept_layers import find_layers, has_name
+from keras_tfm.export.quantization.kept_layers import find_layers
 from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.smoothing import Activations, smooth_block
 from keras_tfm.generation.interface import interface_of
@@ -19,6 +19,8 @@ from keras_tfm.keras_internals import Tensor, sublayers
 from keras_tfm.layers.base_layer import Projection
 from keras_tfm.layers.transformer_block import TransformerBlock
 from keras_tfm.models import with_dtype
+from keras_tfm.models.quantization.named_layers import has_name
+from keras_tfm.models.quantization.state import quantization_of
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +65,8 @@ def calibrate(
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an example does not fit the inputs, there are none, the preset is another one,
-            a layer is unknown, the model has no block of this package, or its outputs change.
+            a layer is unknown, the model has no block of this package or is trained with rounded
+            weights, or its outputs change.
 
     Example:
 
@@ -81,6 +84,11 @@ def calibrate(
         raise ValueError(f"quantization must be 'int8' or 'int4', got {quantization!r}")
     find_layers(model, keep_float)
     find_layers(model, keep_int8, "keep_int8")
+    if quantization_of(model) is not None:
+        raise ValueError(
+            f"{model.name} is trained with rounded weights, which calibration would change: call "
+            "models.disable_quantization first"
+        )
     rows = [_example(model, number, example) for number, example in enumerate(examples)]
     if not rows:
         raise ValueError("examples must have some inputs of the model, got none")

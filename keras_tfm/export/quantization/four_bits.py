@@ -1,6 +1,6 @@
 """4-bit weights ("int4"): one scale per 32 values of a row."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from keras_tfm.runtime.manifest.storage import import_litert
 # A block's scale is stored in float16. XNNPACK refuses a file with a scale of 0; a subnormal scale
 # has few digits, and a larger one overflows to infinity.
 _SMALLEST_SCALE, _LARGEST_SCALE = float(np.finfo("float16").tiny), 65280.0
+
+# What returns the levels of a weight, int8, a few rows at a time.
+Levels = Callable[[], Iterable[np.ndarray]]
 
 
 def quantize(model: ModelT, kept: Collection[int], eight_bits: Collection[int] = ()) -> None:
@@ -80,26 +83,18 @@ def _tensors(model: ModelT, buffer: int) -> list[TensorT]:
 
 
 def _store_int8(model: ModelT, buffer: int, axis: int) -> None:
-    schema, tensors = import_litert("schema_py_generated"), _tensors(model, buffer)
-    data, shape = model.buffers[buffer].data, tensors[0].shape
+    """Stores a float32 weight in 8 bits, with one scale for each index of an axis."""
+    data, shape = model.buffers[buffer].data, _tensors(model, buffer)[0].shape
 
     def values() -> np.ndarray:
         return np.asarray(data, np.uint8).view("float32").reshape(shape)
 
     scale = int8_scales(values(), axis, 127 * float(np.finfo("float32").tiny))
-    for tensor in tensors:
-        tensor.type = schema.TensorType.INT8
-        tensor.quantization = schema.QuantizationParametersT()
-        tensor.quantization.scale, tensor.quantization.quantizedDimension = scale, axis
-        tensor.quantization.zeroPoint = np.zeros(len(scale), "int64")
-    model.buffers[buffer].data = LazyBytes(
-        len(data) // 4, lambda: [round_to_int8(values(), scale, axis)]
-    )
+    store_int8_levels(model, buffer, scale, lambda: [round_to_int8(values(), scale, axis)], axis)
 
 
 def _store_int4(model: ModelT, buffer: int) -> None:
-    """Stores a float32 matrix in 4 bits, and adds a tensor with its scales to each graph."""
-    schema = import_litert("schema_py_generated")
+    """Stores a float32 matrix in 4 bits."""
     data, shape = model.buffers[buffer].data, _tensors(model, buffer)[0].shape
 
     def values() -> np.ndarray:
@@ -110,9 +105,29 @@ def _store_int4(model: ModelT, buffer: int) -> None:
     def chunks() -> Iterator[np.ndarray]:
         matrix = values()
         for part in row_parts(matrix):
-            yield _pack(round_to_int4(matrix[part], scales[part]))
+            yield round_to_int4(matrix[part], scales[part])
 
-    model.buffers[buffer].data = LazyBytes(len(data) // 8, chunks)
+    store_int4_levels(model, buffer, scales, chunks)
+
+
+def store_int8_levels(
+    model: ModelT, buffer: int, scales: np.ndarray, levels: Levels, axis: int = 0
+) -> None:
+    """Replaces a float32 weight by levels in 8 bits, in its order, times scales along an axis."""
+    schema = import_litert("schema_py_generated")
+    for tensor in _tensors(model, buffer):
+        tensor.type = schema.TensorType.INT8
+        tensor.quantization = schema.QuantizationParametersT()
+        tensor.quantization.scale, tensor.quantization.quantizedDimension = scales, axis
+        tensor.quantization.zeroPoint = np.zeros(len(scales), "int64")
+    model.buffers[buffer].data = LazyBytes(len(model.buffers[buffer].data) // 4, levels)
+
+
+def store_int4_levels(model: ModelT, buffer: int, scales: np.ndarray, levels: Levels) -> None:
+    """Replaces a float32 matrix by levels in 4 bits; each graph gets a tensor with the scales."""
+    schema = import_litert("schema_py_generated")
+    size, shape = len(model.buffers[buffer].data) // 8, _tensors(model, buffer)[0].shape
+    model.buffers[buffer].data = LazyBytes(size, lambda: map(_pack, levels()))
     stored = schema.BufferT()
     stored.data = scales.view("uint8").reshape(-1)
     model.buffers.append(stored)

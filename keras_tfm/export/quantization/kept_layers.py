@@ -1,12 +1,12 @@
 """Layers whose weights keep more bits: found by name in the model, by value in the file."""
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 
 from keras_tfm.keras_internals import sublayers
+from keras_tfm.models.quantization.named_layers import named_weights
 
 # The rounding error of folding a factor into a float32 weight, relative to the row's largest value.
 _ROUNDING = 1e-5
@@ -35,42 +35,10 @@ def find_layers(
     >>> {name: [w.shape for w in weights] for name, weights in find_layers(model, ["head"]).items()}
     {'head': [(4, 3)]}
     """
-    if isinstance(names, str):
-        raise TypeError(f"{option} must be a sequence of layer names, got the string {names!r}")
-    paths: dict[str, list[keras.Variable]] = {}
-    for layer in sublayers(model):
-        for known in {_path(layer), layer.name}:
-            paths.setdefault(known, []).extend(layer.weights)
-    found = {}
-    for name in names:
-        matching = [weights for path, weights in paths.items() if _is_part(name, path)]
-        if not matching:
-            known = {*paths, *(part for path in paths for part in path.split("/"))}
-            near = difflib.get_close_matches(name, sorted(known), 5, 0.4)
-            raise ValueError(
-                f"{option}: {model.name} has no layer {name!r}; "
-                + (f"similar names are {near}" if near else f"it has {sorted(paths)[:10]}")
-            )
-        unique = {id(weight): weight for weights in matching for weight in weights}
-        arrays = [keras.ops.convert_to_numpy(w) for w in unique.values() if len(w.shape) > 1]
-        if not arrays:
-            raise ValueError(
-                f"{option}: {name!r} has no matrix among its weights; "
-                "others are never quantised, leave it out"
-            )
-        found[name] = [array.astype("float32") for array in arrays]
-    return found
-
-
-def has_name(layer: keras.Layer, names: Sequence[str]) -> bool:
-    """Whether `find_layers` finds the layer by one of the names.
-
-    >>> import keras
-    >>> from keras_tfm.export.quantization.kept_layers import has_name
-    >>> has_name(keras.layers.Dense(3, name="head"), ["head"])
-    True
-    """
-    return any(_is_part(name, known) for name in names for known in (_path(layer), layer.name))
+    return {
+        name: [keras.ops.convert_to_numpy(x).astype("float32") for x in weights]
+        for name, weights in named_weights(model, names, option).items()
+    }
 
 
 def find_constants(model: keras.Model) -> dict[str, list[np.ndarray]]:
@@ -163,10 +131,6 @@ def exact_buffers(
 
 def _path(layer: keras.Layer) -> str:
     return getattr(layer, "path", None) or layer.name
-
-
-def _is_part(name: str, path: str) -> bool:
-    return f"/{name}/" in f"/{path}/"
 
 
 def _holds(values: np.ndarray, weight: np.ndarray) -> bool:

@@ -14,9 +14,11 @@ from collections.abc import Mapping
 
 import keras
 
+from keras_tfm.export.quantization.trained_weights import rounded_copy
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.models import with_dtype
 from keras_tfm.models.dequantize import dequantize, is_quantized
+from keras_tfm.models.quantization.state import quantization_of
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ def quantized_models(models: Mapping[str, keras.Model]) -> list[str]:
 def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
     """The model, or a copy in float32 if a layer computes in half precision or is quantized.
 
+    Of a model of `models.enable_quantization`, a copy with rounded weights.
+
     Args:
         model: functional `keras.Model`.
         merge_adapters: bool, whether LoRA adapters are merged into the kernels of a copy, as
@@ -40,6 +44,8 @@ def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
         ValueError: a layer computes in float64, or in half precision regardless of its policy;
             or its adapters must stay apart from kernels that Keras quantized.
     """
+    if quantization_of(model) is not None:
+        return rounded_copy(model)
     if is_quantized(model):
         if not merge_adapters:
             raise ValueError(

@@ -17,7 +17,12 @@ from keras_tfm.export.quantization.kept_layers import (
     find_constants,
     find_layers,
 )
-from keras_tfm.export.signatures.input_numbers import input_numbers
+from keras_tfm.export.quantization.trained_weights import (
+    TrainedWeights,
+    store,
+    trained_weights,
+)
+from keras_tfm.export.signatures.input_numbers import InputNumbers, input_numbers
 from keras_tfm.export.signatures.request import Request
 from keras_tfm.export.signatures.signature import Signature
 from keras_tfm.layers.target import bounded_masks
@@ -51,7 +56,11 @@ class Quantization:
             of arrays, for a model of one input), each of exactly the exported shape.
 
     Raises:
-        ValueError: a preset or layer is unknown, or arguments exclude each other.
+        ValueError: a preset or layer is unknown, arguments exclude each other, or the model was
+            trained with another rounding.
+
+    Attributes:
+        trained: `TrainedWeights` of a model that was trained with rounding; None for others.
 
     >>> import keras
     >>> from keras_tfm.export.quantization.presets import Quantization
@@ -93,6 +102,7 @@ class Quantization:
                 "representative_data is for quantization='int8_full', "
                 f"got it with quantization={preset!r}"
             )
+        self.trained = _trained_weights(model, preset, keep_float, keep_int8)
         self._constants = find_constants(model)
         if preset == "int8_full" and self._constants:
             raise ValueError(
@@ -101,6 +111,8 @@ class Quantization:
             )
         if preset in ("float16", "int8", "int4"):
             self._constants |= _raw_kernels(model)
+        if self.trained is not None:
+            _check_raw(model, self.trained)
         self.model, self.preset = model, preset
         self._layers = find_layers(model, keep_float)
         self._eight_bits = find_layers(model, keep_int8, "keep_int8")
@@ -177,6 +189,10 @@ class Quantization:
         Args:
             convert: converts the traced graph; its argument sets up the converter.
         """
+        if self.trained is not None:
+            model = convert(_plain)
+            store(model, self.trained)
+            return model
         if self.preset == "int8":
             model = convert(_dynamic)
             if self._layers or self._kernels or self._constants:
@@ -220,21 +236,74 @@ class Quantization:
         converter.representative_dataset = data
 
 
+def _trained_weights(
+    model: keras.Layer, preset: str, keep_float: Sequence[str], keep_int8: Sequence[str]
+) -> TrainedWeights | None:
+    """The weights that were trained with rounding; raises ValueError unless the file stores them.
+
+    `model`: a functional model, or a `ModelGroup`.
+    """
+    group = getattr(model, "models", None)
+    for one in (group or {}).values():
+        if trained_weights(one) is not None:
+            raise ValueError(
+                f"{one.name} is trained with rounded weights, got it with other models for one "
+                "file: export it alone, or call models.disable_quantization first"
+            )
+    trained = None if group else trained_weights(model)
+    if trained is None:
+        return None
+    known = trained.quantization
+    if preset != known.quantization:
+        raise ValueError(
+            f"{model.name} is trained with {known.quantization} weights, got "
+            f"quantization={preset!r}: export it with quantization={known.quantization!r}, or call "
+            "models.disable_quantization first"
+        )
+    for option, given, wanted in (
+        ("keep_float", keep_float, known.keep_float),
+        ("keep_int8", keep_int8, known.keep_int8),
+    ):
+        if len(given) and {*given} != {*wanted}:
+            raise ValueError(
+                f"{option} must be that of models.enable_quantization, {wanted}, or left out, got "
+                f"{list(given)}"
+            )
+    return trained
+
+
+def _check_raw(model: keras.Layer, trained: TrainedWeights) -> None:
+    """Raises ValueError if a layer whose activations 8 bits cannot hold has rounded weights."""
+    known_ids = {id(x.variable) for x in trained.weights}
+    for layer, known, name in _raw_layers(model):
+        if any(id(x) in known_ids for x in layer.weights):
+            raise ValueError(
+                f"{layer.name} reads the raw numbers of {name} ({known.source}), which 8 bits do "
+                f"not hold: train with keep_float=[{layer.name!r}] in models.enable_quantization"
+            )
+
+
+def _raw_layers(model: keras.Layer) -> Iterator[tuple[keras.Layer, InputNumbers, str]]:
+    """The layers that read numbers too raw for 8 bits, what is known of these, their input."""
+    for one in getattr(model, "models", {"": model}).values():
+        for name, known in input_numbers(one).items():
+            for layer in known.raw:
+                yield layer, known, name
+
+
 def _raw_kernels(model: keras.Layer) -> dict[str, list[np.ndarray]]:
     """The kernels that stay float32, by layer: those that read numbers too raw for 8 bits.
 
     `model`: a functional model, or a `ModelGroup`.
     """
     found = {}
-    for one in getattr(model, "models", {"": model}).values():
-        for name, known in input_numbers(one).items():
-            for layer in known.raw:
-                _log.info(
-                    "keeping %s in float32: the numbers of %s are raw, by %s",
-                    *(layer.name, name, known.source),
-                )
-                kernels = [keras.ops.convert_to_numpy(w) for w in layer.weights if w.ndim > 1]
-                found[getattr(layer, "path", layer.name)] = [x.astype("float32") for x in kernels]
+    for layer, known, name in _raw_layers(model):
+        _log.info(
+            "keeping %s in float32: the numbers of %s are raw, by %s",
+            *(layer.name, name, known.source),
+        )
+        kernels = [keras.ops.convert_to_numpy(w) for w in layer.weights if w.ndim > 1]
+        found[getattr(layer, "path", layer.name)] = [x.astype("float32") for x in kernels]
     return found
 
 

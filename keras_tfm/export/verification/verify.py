@@ -16,6 +16,7 @@ from keras_tfm.atomic_files import temporary_folder
 from keras_tfm.export.graph.schema import ModelT
 from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.presets import masks_of
+from keras_tfm.export.quantization.trained_weights import trained_weights
 from keras_tfm.export.signatures.request import without_mask_warnings
 from keras_tfm.export.verification.checks import EXACT, Check, root_mean_square
 from keras_tfm.export.verification.comparison import STEPS, Comparisons, ModelOutputs
@@ -23,7 +24,11 @@ from keras_tfm.export.verification.float_file import FloatFile
 from keras_tfm.export.verification.in_float16 import Float16Check
 from keras_tfm.export.verification.on_gpu import GpuCheck
 from keras_tfm.export.verification.rows import GUESS, Inputs, check_given, inputs_of
-from keras_tfm.export.verification.stored_weights import ModelWeights, find_constants
+from keras_tfm.export.verification.stored_weights import (
+    ModelWeights,
+    Unrounded,
+    find_constants,
+)
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.strategies import Beam, Greedy, Strategy
 from keras_tfm.keras_internals import sublayers
@@ -155,6 +160,9 @@ def verify(
     unrounded weights and float32 activations and caches, where only float32 errors remain; and with
     random rounding of the same step size, whose error sets the tolerance. The copies with other
     weights, in float32, are written beside the file and removed.
+
+    A model that was trained with rounding (`models.enable_quantization`) computes with the file's
+    weights: the second run has these, so that only the rounding of activations is tolerated.
 
     A model of more than 100 million weights is compared on one call of each signature, and on 8
     steps of "decode" and "generate". Rows in `inputs` are all compared.
@@ -356,6 +364,11 @@ def _compare_rounding(found: Comparisons, checks: list[Check], tolerance: float 
             of = {name: ModelOutputs(x.model) for name, x in of.items()}
         models = {name: x.model for name, x in of.items()}
         find_constants(unrounded, graph.stored, models, file.signatures)
+        if any(trained_weights(x) is not None for x in models.values()):
+            # The model computes with the weights of the file: these must be the same.
+            unrounded = {
+                buffer: Unrounded(x, True, np.zeros(1)) for buffer, x in graph.stored.items()
+            }
         values: dict[int, Chunks] = {buffer: x.chunks for buffer, x in unrounded.items()}
         exact = run(of, values, exact=True)
         sampled = exact

@@ -1,0 +1,223 @@
+"""Stores the weights of a model that was trained with rounding: on its grid, as they are.
+
+Example:
+
+>>> import numpy as np
+>>> from keras_tfm import models
+>>> from keras_tfm.export.quantization.trained_weights import rounded_copy, trained_weights
+>>> model = models.gpt(11, dim=32, num_layers=1, num_heads=2, max_length=4)
+>>> models.enable_quantization(model, "int4")
+5
+>>> copy = rounded_copy(model)
+>>> len(trained_weights(copy).weights), trained_weights(model)
+(5, None)
+>>> tokens = np.array([[3, 4]])
+>>> bool(np.allclose(copy(tokens), model(tokens), atol=1e-6))
+True
+"""
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+from keras_tfm.export.graph.graph_editor import GraphEditor
+from keras_tfm.export.graph.schema import ModelT, OperatorT
+from keras_tfm.export.quantization.four_bits import store_int4_levels, store_int8_levels
+from keras_tfm.keras_internals import read_value
+from keras_tfm.models import with_dtype
+from keras_tfm.models.quantization.rounding import BLOCK, Grid, row_parts
+from keras_tfm.models.quantization.state import (
+    TrainedQuantization,
+    quantization_of,
+    set_quantization,
+)
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.manifest.storage import import_litert
+
+_log = logging.getLogger(__name__)
+
+# The operators that read matrices and convolution kernels with an output in each row.
+_READERS = ({"FULLY_CONNECTED", "EMBEDDING_LOOKUP"}, {"CONV_2D"})
+# The relative error of a weight that the converter multiplied by a factor, in float32.
+_PRECISION = 1e-6
+_KEY = "_keras_tfm_trained_weights"
+
+
+class TrainedWeight(NamedTuple):
+    """A variable whose values are on a grid, and the scales of its rows."""
+
+    variable: keras.Variable
+    grid: Grid
+    scales: np.ndarray
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The values as the matrix (F, D) of a file."""
+        return self.grid.rows(read_value(self.variable))
+
+    def levels(self, part: slice) -> np.ndarray:
+        """The levels of some rows, exactly: a value is the product of two floats, rounded once."""
+        step = self.scales[part].astype("float32")
+        step = step[:, np.newaxis] if self.grid.bits == 8 else np.repeat(step, BLOCK, axis=1)
+        return np.rint(self.rows[part] / step).astype("int8")
+
+
+class TrainedWeights(NamedTuple):
+    """The rounded weights of a copy by `rounded_copy`, and how the model was trained."""
+
+    quantization: TrainedQuantization
+    weights: list[TrainedWeight]
+
+
+class _Match(NamedTuple):
+    """Where the weight of a file comes from: rows of a trained weight times factors (F,)."""
+
+    weight: TrainedWeight
+    part: slice
+    factors: np.ndarray
+
+
+def rounded_copy(model: keras.Model) -> keras.Model:
+    """A float32 copy whose variables are rounded, of a model of `models.enable_quantization`.
+
+    It computes what the model computes, and `trained_weights` knows its grids.
+    """
+    copy = with_dtype(model, "float32")
+    state = quantization_of(copy)
+    assert state is not None
+    set_quantization(copy, None)
+    weights = []
+    for variable, grid in state.weights:
+        latent = keras.ops.convert_to_numpy(variable)
+        levels, scales = grid.round(latent)
+        variable.assign(grid.values(levels, scales, latent.shape))
+        weights.append(TrainedWeight(variable, grid, scales))
+    vars(copy)[_KEY] = TrainedWeights(state, weights)
+    return copy
+
+
+def trained_weights(model: keras.Layer) -> TrainedWeights | None:
+    """The weights of a copy by `rounded_copy`; None for other models."""
+    found: TrainedWeights | None = vars(model).get(_KEY)
+    return found
+
+
+def store(model: ModelT, trained: TrainedWeights) -> None:
+    """Stores the trained weights of a float32 file in their levels and scales.
+
+    They are found by value. A factor of a row, such as that of a batch normalisation, becomes part
+    of its scale in 8 bits. The scales of 4 bits are too coarse for it, so the graph multiplies. All
+    other weights, and those that the converter changed in another way, stay float32.
+
+    Args:
+        model: the file, from `flatbuffer.read`, converted from a copy by `rounded_copy`.
+        trained: the weights of that copy.
+    """
+    floats = flatbuffer.float_weights(model)
+    uses: dict[int, list[flatbuffer.WeightUse]] = {}
+    for use in flatbuffer.weight_uses(model):
+        if use.tensor.buffer in floats:
+            uses.setdefault(use.tensor.buffer, []).append(use)
+    for buffer, readers in uses.items():
+        names = {use.name for use in readers}
+        if not any(names <= known for known in _READERS):
+            continue
+        values = floats[buffer]
+        found = _find(trained, values.reshape(len(values), -1))
+        if found is None:
+            continue
+        weight, part, factors = found
+        if weight.grid.bits == 8:
+            scales = weight.scales[part] * np.where(factors == 0, 1, np.abs(factors))
+            store_int8_levels(model, buffer, scales, partial(_levels, found))
+        elif _divide(model, readers, factors):
+            plain = _Match(weight, part, np.ones_like(factors))
+            store_int4_levels(model, buffer, weight.scales[part], partial(_levels, plain))
+        else:
+            _log.warning("%s stays float32 in the file", weight.variable.path)
+
+
+def _levels(match: _Match) -> Iterator[np.ndarray]:
+    weight, part, factors = match
+    signs = np.sign(factors).astype("int8")[:, np.newaxis]
+    for rows in row_parts(weight.rows[part]):
+        start, stop, _ = rows.indices(len(factors))
+        yield weight.levels(slice(part.start + start, part.start + stop)) * signs[rows]
+
+
+def _find(trained: TrainedWeights, matrix: np.ndarray) -> _Match | None:
+    """The trained weight, or equal parts of its rows, to which a matrix is proportional."""
+    count, width = matrix.shape
+    for weight in trained.weights:
+        rows = weight.rows
+        if rows.shape[1] != width or not count or len(rows) % count:
+            continue
+        for start in range(0, len(rows), count):
+            part = slice(start, start + count)
+            if _factors(matrix[:1], rows[part][:1]) is None:
+                continue
+            factors = _factors(matrix, rows[part])
+            if factors is not None:
+                return _Match(weight, part, factors)
+    return None
+
+
+def _factors(matrix: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
+    """The factor of each row, float32 (F,), with which `rows` are `matrix`; None: there is none."""
+    result = np.ones(len(rows), "float32")
+    for part in row_parts(rows):
+        ours, theirs = rows[part], matrix[part]
+        peaks = np.argmax(np.abs(ours), axis=1)[:, np.newaxis]
+        largest = np.take_along_axis(ours, peaks, 1)
+        given = np.take_along_axis(theirs, peaks, 1)
+        is_zero = largest == 0
+        factor = np.where(is_zero, 1, given / np.where(is_zero, 1, largest))
+        if not np.all(np.abs(theirs - ours * factor) <= _PRECISION * np.abs(given)):
+            return None
+        result[part] = factor[:, 0]
+    # One that is 1 but for rounding.
+    return np.where(np.abs(result - 1) <= _PRECISION, np.float32(1), result)
+
+
+def _divide(model: ModelT, readers: list[flatbuffer.WeightUse], factors: np.ndarray) -> bool:
+    """Lets the operators that read a weight multiply by its factors afterwards.
+
+    Returns:
+        Whether they can.
+    """
+    if np.all(factors == 1):
+        return True
+    if np.any(factors == 0):  # the bias is divided by them
+        return False
+    schema = import_litert("schema_py_generated")
+    none = schema.ActivationFunctionType.NONE
+    for use in readers:
+        if use.name != "FULLY_CONNECTED":
+            return False
+        if use.operator.builtinOptions.fusedActivationFunction != none:
+            return False
+    for use in readers:
+        _Multiplication(model, use.graph).insert(use.operator, factors)
+    return True
+
+
+class _Multiplication(GraphEditor):
+    """Multiplies the result of a matrix product."""
+
+    def insert(self, product: OperatorT, factors: np.ndarray) -> None:
+        """x W + b becomes (x W / factors + b / factors) factors, of which W is stored later."""
+        result = int(product.outputs[0])
+        plain = self._tensor(self._shape(result), self._dtype(result))
+        product.outputs = [plain]
+        if len(product.inputs) > 2 and product.inputs[2] >= 0:
+            bias = self._model.buffers[self._graph.tensors[product.inputs[2]].buffer].data
+            values = np.asarray(bias, "uint8").view("float32") / factors
+            product.inputs = [*product.inputs[:2], self._constant(values, "float32")]
+        inputs = [plain, self._constant(factors, "float32")]
+        multiply = self._operator("MUL", inputs, result, "MulOptions")
+        place = next(i for i, x in enumerate(self._graph.operators) if x is product)
+        self._graph.operators.insert(place + 1, multiply)

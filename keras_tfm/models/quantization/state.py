@@ -1,0 +1,122 @@
+"""How a model computes with rounded weights: its variables are read in a scope of their own.
+
+No layer knows of it: inside the scope, `keras.Variable.value` is the rounded value.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from keras_tfm.keras_internals import current_stateless_scope, value_without_autocast
+from keras_tfm.layers.types import Config, Tensor
+from keras_tfm.models.quantization.rounded_weights import rounded_weights
+
+# Of a model, in `vars`, because Keras would track an attribute.
+_KEY = "_keras_tfm_quantization"
+
+
+class TrainedQuantization:
+    """The rounding that a model is trained with, from `models.enable_quantization`.
+
+    Args:
+        model: functional `keras.Model`.
+        quantization: str, "int8" or "int4".
+        keep_float, keep_int8: names of layers.
+
+    Attributes:
+        weights: list of `RoundedWeight`.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        quantization: str,
+        keep_float: Sequence[str] = (),
+        keep_int8: Sequence[str] = (),
+    ):
+        self.quantization = quantization
+        self.keep_float, self.keep_int8 = list(keep_float), list(keep_int8)
+        self.weights = rounded_weights(model, quantization, keep_float, keep_int8)
+
+    def get_config(self) -> Config:
+        """The arguments."""
+        return {
+            "quantization": self.quantization,
+            "keep_float": self.keep_float,
+            "keep_int8": self.keep_int8,
+        }
+
+
+def quantization_of(model: Any) -> TrainedQuantization | None:
+    """The rounding of a model's weights in Keras; None: there is none."""
+    found: TrainedQuantization | None = vars(model).get(_KEY)
+    return found
+
+
+def set_quantization(model: keras.Model, state: TrainedQuantization | None) -> None:
+    """Sets what `quantization_of` returns, and makes the model's compiled functions again.
+
+    A callback may do that: `fit` goes on with the new function.
+    """
+    vars(model)[_KEY] = state
+    for name in ("train", "test", "predict"):
+        if getattr(model, f"{name}_function") is not None:
+            getattr(model, f"make_{name}_function")(force=True)
+
+
+def round_values(model: keras.Model, variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """The values of these variables, those of rounded weights rounded."""
+    state = quantization_of(model)
+    grids = {} if state is None else {id(x.variable): x.grid for x in state.weights}
+    return [
+        grids[id(variable)].straight_through(value) if id(variable) in grids else value
+        for variable, value in zip(variables, values, strict=True)
+    ]
+
+
+@contextmanager
+def rounded_reads(model: keras.Model) -> Iterator[list[Tensor]]:
+    """The context in which the model's layers read rounded weights, rounded once at its start.
+
+    Of a model that is not trained with rounding, it does nothing. Yields the list of losses that
+    the layers add inside, which Keras does not keep in such a context.
+    """
+    state = quantization_of(model)
+    if state is None:
+        yield []
+        return
+    values = {
+        id(x.variable): x.grid.straight_through(value_without_autocast(x.variable))
+        for x in state.weights
+    }
+    with _Scope(values) as scope:
+        yield [] if scope.outer is not None else scope.losses
+
+
+class _Scope(keras.StatelessScope):
+    """Reads of rounded weights give `values`; all else is left to the scope around it, if any."""
+
+    def __init__(self, values: dict[int, Tensor]):
+        super().__init__(collect_losses=True, initialize_variables=False)
+        self._values, self.outer = values, current_stateless_scope()
+        if self.outer is not None:
+            self.collect_losses, self.losses = self.outer.collect_losses, self.outer.losses
+
+    def get_current_value(self, variable: keras.Variable) -> Tensor | None:
+        value = self._values.get(id(variable))
+        if value is None and self.outer is not None:
+            value = self.outer.get_current_value(variable)
+        return value
+
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
+        variable, value = update
+        if self.outer is not None:
+            self.outer.add_update(update)
+            return
+        self.__exit__()
+        try:
+            variable.assign(value)
+        finally:
+            self.__enter__()

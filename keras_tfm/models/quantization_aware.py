@@ -1,0 +1,158 @@
+"""Quantization-aware training: a model computes with the weights of its file."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import keras
+
+from keras_tfm.keras_internals import sublayers
+from keras_tfm.models.dequantize import is_quantized
+from keras_tfm.models.identity import is_functional
+from keras_tfm.models.model import Model
+from keras_tfm.models.quantization.state import (
+    TrainedQuantization,
+    quantization_of,
+    set_quantization,
+)
+from keras_tfm.models.with_dtype import has_adapters
+
+WIDTHS = ("int8", "int4")
+
+
+def enable_quantization(
+    model: Model,
+    quantization: str,
+    keep_float: Sequence[str] = (),
+    keep_int8: Sequence[str] = (),
+) -> int:
+    """Lets a model compute with the rounded weights of an int8 or int4 file, and train with them.
+
+    From then on `fit`, `evaluate`, `predict`, `generate` and `model(x)` read each matrix W as
+
+        s round(W / s), with the gradient dL/dW of the identity,
+
+    the straight-through estimator of arXiv:1308.3432, as in "Quantization and Training of Neural
+    Networks for Efficient Integer-Arithmetic-Only Inference" (arXiv:1712.05877). The variables
+    stay in float32, and the optimizer changes them. Differences to the papers: the scales s follow
+    the largest value of each row ("int8": 127 s) or of each 32 values of a row ("int4": 7 s);
+    activations are not rounded.
+
+    Rounding is the exporter's own, bit for bit: `export_tflite` with the same `quantization` stores
+    exactly these values, and is verified against them. Rounded are the matrices of `Dense`,
+    `EinsumDense` and `TokenEmbedding`, tied ones too, and the kernels of `Conv1D` and `Conv2D`
+    without groups; in "int8" those of at least 1024 values; in "int4", those of convolutions and
+    of layers whose number of inputs is no multiple of 32 get 8 bits. All others, such as tables
+    of positions and `keras.layers.Embedding`, stay float32, in the file too.
+
+    Train in float32 first; then a short training with rounding and a lower learning rate, a tenth
+    of the steps, regains most of what "int4" loses. The state is part of `.keras` files, of
+    `clone_model` and of `with_dtype`. `disable_quantization` ends it, `without_quantization` for
+    the time of a comparison. Custom training loops that call layers instead of the model compute
+    without rounding.
+
+    Args:
+        model: functional `keras_tfm.Model`. It is changed. A compiled one stays compiled.
+        quantization: str, "int8" or "int4".
+        keep_float: list of str, layers whose weights are not rounded, by name or path as in
+            `export_tflite`.
+        keep_int8: list of str, layers whose weights get 8 bits in "int4".
+
+    Returns:
+        The number of rounded weights.
+
+    Raises:
+        TypeError: the model is not a functional `keras_tfm.Model`, or names are one string.
+        ValueError: another width; a layer is unknown; rounding is enabled already; the model was
+            quantized by Keras or has LoRA adapters; or it has no weight that would be rounded.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm import models
+    >>> gpt = models.gpt(50, dim=32, num_layers=1, num_heads=2, max_length=8)
+    >>> tokens = np.array([[3, 4, 5]])
+    >>> exact = gpt(tokens)
+    >>> models.enable_quantization(gpt, "int4")
+    5
+    >>> bool(np.allclose(gpt(tokens), exact, atol=1e-6))
+    False
+    >>> with models.without_quantization(gpt):
+    ...     bool(np.allclose(gpt(tokens), exact, atol=1e-6))
+    True
+    """
+    if not isinstance(model, Model) or not is_functional(model):
+        raise TypeError(
+            "expected a functional keras_tfm.Model, got "
+            f"{type(model).__module__}.{type(model).__name__}; of a functional keras.Model make "
+            "one: keras_tfm.Model(model.inputs, model.outputs)"
+        )
+    if quantization not in WIDTHS:
+        raise ValueError(f"quantization must be one of {list(WIDTHS)}, got {quantization!r}")
+    if len(keep_int8) and quantization != "int4":
+        raise ValueError(
+            "keep_int8 needs quantization int4, "
+            f"got quantization={quantization!r} and keep_int8={keep_int8!r}"
+        )
+    enabled = [x for x in (model, *sublayers(model)) if quantization_of(x) is not None]
+    if enabled:
+        known = quantization_of(enabled[0])
+        assert known is not None
+        raise ValueError(
+            f"{enabled[0].name} is trained with {known.quantization} weights already: call "
+            "disable_quantization first"
+        )
+    if is_quantized(model):
+        raise ValueError(
+            f"{model.name} is quantized by Keras, which cannot train it further: use the model as "
+            "it was before quantize()"
+        )
+    if any(has_adapters(x) for x in sublayers(model)):
+        raise ValueError(
+            f"{model.name} has LoRA adapters, which a rounded file merges: merge them first, with "
+            "models.with_dtype(model, 'float32')"
+        )
+    state = TrainedQuantization(model, quantization, keep_float, keep_int8)
+    if not state.weights:
+        raise ValueError(f"{model.name} has no weight that {quantization} would round")
+    set_quantization(model, state)
+    return len(state.weights)
+
+
+def disable_quantization(model: Model) -> None:
+    """Ends the rounding of `enable_quantization`: the model computes with its float32 weights.
+
+    These are not on the grid. A file of another quantization, or for servers, has them.
+
+    Raises:
+        ValueError: the model is not trained with rounding.
+    """
+    _check_enabled(model)
+    set_quantization(model, None)
+
+
+@contextmanager
+def without_quantization(model: Model) -> Iterator[None]:
+    """The context in which a model of `enable_quantization` computes with its float32 weights.
+
+    Raises:
+        ValueError: the model is not trained with rounding.
+    """
+    state = _check_enabled(model)
+    names = ("train_function", "test_function", "predict_function")
+    compiled = {name: getattr(model, name) for name in names}
+    set_quantization(model, None)
+    try:
+        yield
+    finally:
+        set_quantization(model, state)
+        for name, function in compiled.items():
+            setattr(model, name, function)
+
+
+def _check_enabled(model: keras.Model) -> TrainedQuantization:
+    state = quantization_of(model)
+    if state is None:
+        raise ValueError(
+            f"{model.name} is not trained with rounded weights: call enable_quantization first"
+        )
+    return state

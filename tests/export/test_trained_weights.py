@@ -1,0 +1,198 @@
+"""A file of a model that was trained with rounding stores its grid, and computes what it does."""
+
+import keras
+import numpy as np
+import pytest
+from compare import to_numpy
+
+import keras_tfm
+from keras_tfm import layers, models
+from keras_tfm.export import calibrate, export_tflite
+from keras_tfm.export.quantization.trained_weights import rounded_copy
+from keras_tfm.export.verification import verify
+from keras_tfm.export.verification.float_file import FloatFile
+from keras_tfm.models.quantization.state import quantization_of
+from keras_tfm.runtime import flatbuffer
+
+
+def gpt(dim=64):
+    """Heads of 32 dimensions: scores are divided by a number that no bfloat16 is."""
+    keras.utils.set_random_seed(0)
+    return models.gpt(41, dim=dim, num_layers=2, num_heads=dim // 32, intermediate_dim=96,
+                      max_length=8, dropout=0.0)  # fmt: skip
+
+
+def randomize(model):
+    """Gammas, biases and kernels as after a training."""
+    rng = np.random.default_rng(0)
+    for variable in model.trainable_variables:
+        offset = 1.0 if variable.name == "gamma" else 0.0
+        size = 0.3 if len(variable.shape) == 1 else variable.shape[0] ** -0.5
+        variable.assign(offset + size * rng.normal(size=variable.shape))
+    return model
+
+
+def stored_bits(path):
+    """By the size of a weight, the set of formats in which a file stores it."""
+    file = flatbuffer.read(path.read_bytes())
+    found = {}
+    for use in flatbuffer.weight_uses(file):
+        size = int(np.prod(use.tensor.shape))
+        found.setdefault(size, set()).add({0: 32, 9: 8, 17: 4}[use.tensor.type])
+    return found
+
+
+def grid_values(model):
+    return {
+        x.variable.path: x.grid.rows(x.grid.values(*x.grid.round(w), w.shape))
+        for x in quantization_of(model).weights
+        for w in [to_numpy(x.variable)]
+    }
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int8"])
+def test_the_file_holds_the_trained_grid(quantization, tmp_path):
+    """Bit for bit; no weight is left in float32; the graph in float32 has float errors."""
+    model = randomize(gpt())
+    count = models.enable_quantization(model, quantization)
+    path = tmp_path / "model.tflite"
+    report = export_tflite(model, path, ["predict", "generate"], quantization, source_length=6,
+                           max_length=8, prompt_length=3)  # fmt: skip
+    graph = FloatFile(path.read_bytes())
+    stored = [x.values for x in graph.stored.values()]
+    wanted = grid_values(model)
+    assert len(wanted) == count == len(stored)
+    for name, rows in wanted.items():
+        assert any(x.shape == rows.shape and np.array_equal(x, rows) for x in stored), name
+    for check in report.verification.checks:
+        assert check.graph_error <= 1e-4 == check.graph_tolerance
+    other = stored_bits(path)
+    assert set().union(*(other[x.size] for x in wanted.values())) == {
+        4 if quantization == "int4" else 8
+    }
+    # Verified again, from the model in a file.
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert verify.verify(loaded, path).checks[0].graph_error <= 1e-4
+
+
+def test_large_weights_are_stand_ins(tmp_path):
+    """Of more than 65,536 values; the gamma before them stays apart."""
+    keras.utils.set_random_seed(0)
+    x = keras.Input((288,))
+    y = keras.layers.Dense(512, activation="gelu")(layers.LayerNormalization()(x))
+    y = layers.LayerNormalization()(keras.layers.Dense(288)(y))
+    model = randomize(keras_tfm.Model(x, keras.layers.Dense(300, use_bias=False)(y)))
+    models.enable_quantization(model, "int4")
+    path = tmp_path / "model.tflite"
+    (check,) = export_tflite(model, path, quantization="int4").verification.checks
+    assert check.graph_error <= 1e-4
+    graph = FloatFile(path.read_bytes())
+    stored = [x.values for x in graph.stored.values()]
+    for rows in grid_values(model).values():
+        assert any(np.array_equal(x, rows) for x in stored if x.shape == rows.shape)
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int8"])
+def test_layers_of_keras(quantization, tmp_path):
+    """Factors of a batch normalisation become part of the scales of a convolution."""
+    keras.utils.set_random_seed(0)
+    x = keras.Input((6, 8, 32))
+    y = keras.layers.Conv2D(64, 3, strides=2, use_bias=False, name="convolution")(x)
+    y = keras.layers.ReLU()(keras.layers.BatchNormalization(name="norm")(y))
+    y = keras.layers.Reshape((6, 64))(y)
+    y = keras.layers.MultiHeadAttention(2, 32, name="attention")(y, y)
+    y = keras.layers.Dense(40, activation="relu", name="kept")(y)
+    model = randomize(keras_tfm.Model(x, keras.layers.Dense(64, name="output")(y)))
+    norm = model.get_layer("norm")
+    norm.gamma.assign(np.linspace(-1, 2, 64))
+    norm.moving_variance.assign(np.linspace(0.3, 2, 64))
+    keep = {"keep_float": ["kept"]}
+    if quantization == "int4":
+        keep["keep_int8"] = ["attention/query"]
+    models.enable_quantization(model, quantization, **keep)
+    path = tmp_path / "model.tflite"
+    (check,) = export_tflite(model, path, quantization=quantization, **keep).verification.checks
+    assert check.graph_error <= 1e-4
+    bits = 4 if quantization == "int4" else 8
+    assert stored_bits(path) == {
+        9 * 32 * 64: {8},
+        64 * 64: {bits, 8},
+        64 * 40: {8, 32},  # the output has 40 inputs
+    }
+
+
+def test_a_wrong_weight_is_found(tmp_path, monkeypatch):
+    """The file's own weights are compared with the model's, not those nearest to them."""
+    from keras_tfm.export.quantization import trained_weights
+
+    model = randomize(gpt())
+    models.enable_quantization(model, "int8")
+    levels = trained_weights.TrainedWeight.levels
+
+    def wrong(self, part):
+        result = levels(self, part)
+        result[0, 0] = -result[0, 0] // 2
+        return result
+
+    monkeypatch.setattr(trained_weights.TrainedWeight, "levels", wrong)
+    with pytest.raises(verify.VerificationError, match="a weight or an operator differs"):
+        export_tflite(model, tmp_path / "model.tflite", quantization="int8", source_length=6)
+    assert not (tmp_path / "model.tflite").exists()
+
+
+def test_half_precision_and_the_grid(tmp_path):
+    """The copy in float32 has the float32 weights' grid, whatever the model computes in."""
+    model = randomize(models.with_dtype(gpt(), "mixed_bfloat16"))
+    models.enable_quantization(model, "int4")
+    copy = rounded_copy(model)
+    for name, rows in grid_values(model).items():
+        variable = next(x for x in copy.weights if x.path == name)
+        grid = next(x.grid for x in quantization_of(model).weights if x.variable.path == name)
+        np.testing.assert_array_equal(grid.rows(to_numpy(variable)), rows)
+
+
+def errors():
+    model = gpt()
+    models.enable_quantization(model, "int4", keep_float=["decoder_0"])
+    x = keras.Input((4,))
+    return model, keras.Model(x, keras.layers.Dense(3)(x))
+
+
+ERRORS = {
+    "float32": ({}, "is trained with int4 weights, got quantization='float32'"),
+    "int8": ({"quantization": "int8"}, "export it with quantization='int4', or call"),
+    "int8_full": (
+        {"quantization": "int8_full", "representative_data": [np.ones((1, 6), "int32")]},
+        "got quantization='int8_full'",
+    ),
+    "kept": (
+        {"quantization": "int4", "keep_float": ["decoder_1"]},
+        r"keep_float must be that of models.enable_quantization, \['decoder_0'\]",
+    ),
+    "GPU": ({"quantization": "int4", "accelerator": "gpu"}, "is for accelerator='cpu'"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_one_line(name, tmp_path):
+    model, _ = errors()
+    options, text = ERRORS[name]
+    with pytest.raises(ValueError, match=text) as error:
+        export_tflite(model, tmp_path / "model.tflite", source_length=6, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_more_errors(tmp_path):
+    model, other = errors()
+    with pytest.raises(ValueError, match="export it alone"):
+        export_tflite({"a": model, "b": other}, tmp_path / "model.tflite", quantization="int4",
+                      source_length=6)  # fmt: skip
+    with pytest.raises(ValueError, match="which calibration would change"):
+        calibrate(model, [np.ones((1, 6), "int32")], "int4")
+    x = keras.Input((64,), name="sensor")
+    scaled = keras.layers.Normalization(mean=1e5, variance=1e4)(x)
+    raw = keras_tfm.Model(x, keras.layers.Dense(32, name="first")(scaled))
+    models.enable_quantization(raw, "int4")
+    with pytest.raises(ValueError, match=r"first reads the raw numbers of sensor \(.*keep_float="):
+        export_tflite(raw, tmp_path / "model.tflite", quantization="int4")

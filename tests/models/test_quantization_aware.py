@@ -1,0 +1,292 @@
+"""Quantization-aware training: every way to run a model reads the rounded weights."""
+
+import keras
+import numpy as np
+import pytest
+from compare import assert_close, to_numpy
+from execution import tensorflow_only
+
+import keras_tfm
+from keras_tfm import generation, layers, models
+from keras_tfm.models.quantization.rounded_weights import rounded_weights
+from keras_tfm.models.quantization.state import quantization_of
+
+SIZE = {"dim": 32, "num_layers": 2, "num_heads": 2, "intermediate_dim": 40, "max_length": 7}
+IDS = np.array([[3, 4, 5], [6, 7, 1]], "int32")
+
+
+def gpt(**options):
+    keras.utils.set_random_seed(0)
+    return models.gpt(13, **{**SIZE, **options}, dropout=0.0)
+
+
+def rounded_copy(model, *arguments):
+    """The model with rounded values in its variables."""
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    for variable, grid in rounded_weights(copy, *arguments):
+        values = to_numpy(variable)
+        variable.assign(grid.values(*grid.round(values), values.shape))
+    return copy
+
+
+def trained(model, epochs=2, **options):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, **options)
+    return model.fit(IDS, IDS, epochs=epochs, verbose=0).history["loss"]
+
+
+def test_which_weights():
+    keras.utils.set_random_seed(0)
+    x = keras.Input((6, 64))
+    y = keras.layers.MultiHeadAttention(2, 32, name="attention")(x, x)
+    y = keras.layers.Conv1D(5, 3, name="convolution")(y)
+    y = keras.layers.Conv1D(5, 3, groups=5, name="depthwise")(y)
+    y = keras.layers.Dense(3, name="narrow")(keras.layers.LayerNormalization()(y))
+    model = keras_tfm.Model(x, y)
+    found = {x.variable.path: x.grid for x in rounded_weights(model, "int4")}
+    assert {path: x.bits for path, x in found.items()} == {
+        "attention/query/kernel": 4,
+        "attention/key/kernel": 4,
+        "attention/value/kernel": 4,
+        "attention/attention_output/kernel": 4,
+        "convolution/kernel": 8,
+        "narrow/kernel": 8,
+    }
+    inputs = {path: x[1:] for path, x in found.items()}
+    assert inputs["attention/query/kernel"] == (0, 1)  # (D, H, K)
+    assert inputs["attention/attention_output/kernel"] == (0, 2)  # (H, K, D)
+    assert inputs["convolution/kernel"] == (0, 2)
+    small = {x.variable.path for x in rounded_weights(model, "int8", ["attention/query"])}
+    assert small == {
+        *(f"attention/{x}/kernel" for x in ("key", "value", "attention_output"))
+    }  # the convolution has 960 values
+
+
+def test_tied_tables_are_rounded_once_and_kept_layers_are_not():
+    model = gpt()
+    every = {x.variable.path: x.grid.bits for x in rounded_weights(model, "int4")}
+    assert [path for path in every if path.endswith("embeddings")] == [
+        model.embedding.embeddings.path
+    ]
+    kept = rounded_weights(model, "int4", [model.embedding.name], ["decoder_1"])
+    bits = {x.variable.path: x.grid.bits for x in kept}
+    assert model.embedding.embeddings.path not in bits
+    wanted = {path: 8 if "decoder_1" in path else x for path, x in every.items()}
+    assert {**wanted, **bits} == wanted and len(bits) == len(every) - 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_every_call_has_rounded_weights(dtype):
+    model = gpt(dtype=dtype)
+    exact = to_numpy(model(IDS))
+    copy = rounded_copy(model, "int4", ["decoder_0"])
+    wanted = to_numpy(copy(IDS))
+    assert np.abs(wanted - exact).max() > 0.02
+    assert models.enable_quantization(model, "int4", keep_float=["decoder_0"]) == 5
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    copy.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    # The same values: only the order of sums may differ.
+    tolerance = 1e-6 if dtype == "float32" else 0.02
+    assert_close(model(IDS), wanted, tolerance)
+    assert_close(model.predict(IDS, verbose=0), wanted, tolerance)
+    losses = [x.evaluate(IDS, IDS, verbose=0) for x in (model, copy)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4 if dtype == "float32" else 0.02)
+    with models.without_quantization(model):
+        assert_close(model.predict(IDS, verbose=0), exact, tolerance)
+    assert_close(model.predict(IDS, verbose=0), wanted, tolerance)
+    models.disable_quantization(model)
+    assert_close(model.predict(IDS, verbose=0), exact, tolerance)
+
+
+def tied():
+    """Ids to logits: a table, which is also the output's, and a frozen matrix between."""
+    keras.utils.set_random_seed(0)
+    ids = keras.Input((3,), dtype="int32")
+    table = layers.TokenEmbedding(13, 32)
+    x = keras.layers.Dense(40, activation="gelu")(table(ids))
+    x = keras.layers.Dense(32, trainable=False, name="frozen")(x)
+    return keras_tfm.Model(ids, table(x, reverse=True))
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_one_step_is_that_of_the_rounded_weights(jit_compile):
+    """Straight through: w - rate dL/dw of the rounded model, added to the float32 weights."""
+    if jit_compile and keras.backend.backend() == "torch":
+        pytest.skip("torch.compile takes a minute")
+    model = tied()
+    copy = rounded_copy(model, "int4")
+    before, rounded = [to_numpy(x) for x in model.weights], [to_numpy(x) for x in copy.weights]
+    assert models.enable_quantization(model, "int4") == 3
+    for one in (model, copy):
+        trained(one, 1, jit_compile=jit_compile)
+    for variable, other, old, start in zip(
+        model.weights, copy.weights, before, rounded, strict=True
+    ):
+        new = to_numpy(variable)
+        assert np.any(new != old) == (not variable.path.startswith("frozen"))
+        assert_close(new - old, to_numpy(other) - start, 1e-6)
+
+
+def test_recomputed_blocks_read_rounded_weights():
+    with keras.RematScope("full"):
+        model = gpt(num_layers=1)
+    copy = rounded_copy(model, "int4")
+    for one in (model, copy):
+        one.get_layer("decoder_0").self_attention.trainable = False
+    models.enable_quantization(model, "int4")
+    losses = trained(model, 1)
+    assert losses == pytest.approx(trained(copy, 1), rel=1e-5)
+    models.disable_quantization(model)
+    exact = model.evaluate(IDS, IDS, verbose=0)
+    assert losses[0] != pytest.approx(exact, rel=1e-3)
+
+
+def test_generation_has_rounded_weights():
+    model = gpt(num_layers=1)
+    copy = rounded_copy(model, "int4")
+    wanted = generation.Generator(copy, 5)(IDS)
+    generator = generation.Generator(model, 5)
+    exact = generator(IDS)
+    assert np.abs(wanted.scores - exact.scores).max() > 0.01
+    models.enable_quantization(model, "int4")
+    found = generator(IDS)
+    np.testing.assert_array_equal(found.tokens, wanted.tokens)
+    assert_close(found.scores, wanted.scores, 1e-5)
+    streamed = np.stack([*generator.stream(IDS)], 1)
+    np.testing.assert_array_equal(streamed, wanted.tokens[:, 3:])
+
+
+def test_it_survives_files_clones_and_copies(tmp_path):
+    model = gpt()
+    models.enable_quantization(model, "int4", keep_float=["decoder_0"], keep_int8=["decoder_1"])
+    trained(model)
+    wanted = to_numpy(model(IDS))
+    model.save(tmp_path / "model.keras")
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    for copy in (
+        keras.models.load_model(tmp_path / "model.keras"),
+        clone,
+        models.with_dtype(model, "float32"),
+    ):
+        assert quantization_of(copy).get_config() == quantization_of(model).get_config()
+        assert_close(copy(IDS), wanted, 1e-6)
+        assert_close(copy.predict(IDS, verbose=0), wanted, 1e-6)
+    # A model of the same layers, or with the model inside, has no rounding of its own.
+    assert quantization_of(keras_tfm.Model(clone.inputs, clone.outputs)) is None
+    x = keras.Input((3,), dtype="int32")
+    outer = keras_tfm.Model(x, model(x))
+    assert quantization_of(outer) is None
+    assert_close(outer(IDS), wanted, 1e-6)
+
+
+def test_a_callback_may_begin_it():
+    model = tied()
+
+    class Begin(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                models.enable_quantization(self.model, "int4")
+            with models.without_quantization(self.model) if epoch else keras.name_scope("none"):
+                self.model.predict(IDS, verbose=0)
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(1e-6), loss)
+    losses = model.fit(IDS, IDS, epochs=4, verbose=0, callbacks=[Begin()]).history["loss"]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[3] == pytest.approx(losses[2], rel=1e-4)
+    assert losses[2] != pytest.approx(losses[1], rel=1e-3)
+
+
+@tensorflow_only
+def test_losses_of_layers_are_kept():
+    x = keras.Input((64,))
+    dense = keras.layers.Dense(32, activity_regularizer="l2", kernel_regularizer="l2")
+    model = keras_tfm.Model(x, dense(x))
+    model(np.ones((2, 64)))
+    exact = sorted(float(y) for y in model.losses)
+    models.enable_quantization(model, "int8")
+    for _ in range(2):
+        model(np.ones((2, 64)))
+        found = sorted(float(y) for y in model.losses)
+        assert found == pytest.approx(exact, rel=0.02)
+        assert found != pytest.approx(exact, rel=1e-6)
+
+
+def test_batch_statistics_move():
+    x = keras.Input((64,))
+    y = keras.layers.BatchNormalization()(keras.layers.Dense(32)(x))
+    model = keras_tfm.Model(x, keras.layers.Dropout(0.5)(y))
+    models.enable_quantization(model, "int4")
+    model.compile("sgd", "mse")
+    before = [to_numpy(v) for v in model.non_trainable_variables]
+    model.fit(np.ones((4, 64)), np.ones((4, 32)), verbose=0)
+    after = [to_numpy(v) for v in model.non_trainable_variables]
+    assert all(np.any(a != b) for a, b in zip(before, after, strict=True))
+
+
+def small(units=3, width=64, kind=keras_tfm.Model):
+    x = keras.Input((width,))
+    return kind(x, keras.layers.Dense(units, name="head")(x), name="small")
+
+
+def enable_twice():
+    model = small()
+    models.enable_quantization(model, "int4")
+    models.enable_quantization(model, "int8")
+
+
+def quantized_by_keras():
+    model = small(8)
+    model.quantize("int8", filters="head")
+    models.enable_quantization(model, "int4")
+
+
+def with_adapters():
+    model = gpt()
+    models.enable_lora(model, 2)
+    models.enable_quantization(model, "int4")
+
+
+def adapters_after():
+    model = gpt()
+    models.enable_quantization(model, "int4")
+    models.enable_lora(model, 2)
+
+
+ERRORS = {
+    "a keras.Model": (
+        lambda: models.enable_quantization(small(kind=keras.Model), "int4"),
+        "expected a functional keras_tfm.Model, got keras.*Functional; of a functional",
+    ),
+    "width": (
+        lambda: models.enable_quantization(small(), "int8_full"),
+        r"must be one of \['int8', 'int4'\], got 'int8_full'",
+    ),
+    "a name": (
+        lambda: models.enable_quantization(small(), "int4", ["haed"]),
+        r"keep_float: small has no layer 'haed'; similar names are \['head'\]",
+    ),
+    "keep_int8": (
+        lambda: models.enable_quantization(small(), "int8", keep_int8=["head"]),
+        "keep_int8 needs quantization int4",
+    ),
+    "nothing to round": (
+        lambda: models.enable_quantization(small(), "int8"),
+        "small has no weight that int8 would round",
+    ),
+    "twice": (enable_twice, "small is trained with int4 weights already"),
+    "quantized by Keras": (quantized_by_keras, "small is quantized by Keras"),
+    "adapters": (with_adapters, "has LoRA adapters"),
+    "adapters after": (adapters_after, "is trained with rounded weights"),
+    "disable": (lambda: models.disable_quantization(small()), "call enable_quantization first"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_one_line(name):
+    run, text = ERRORS[name]
+    with pytest.raises((TypeError, ValueError), match=text) as error:
+        run()
+    assert "\n" not in str(error.value)
