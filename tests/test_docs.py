@@ -27,6 +27,7 @@ GUIDES = [
     "architecture",
     "add-a-family",
     "training",
+    "quantization-aware-training",
     "distribution",
     "generation",
     "export",

@@ -320,11 +320,11 @@ class Generator:
             }
             function = functions[name]
 
-            def rounded(*tensors: Any) -> Any:
+            def run_rounded(*tensors: Any) -> Any:
                 with rounded_reads(self.model):  # once for all steps of a loop
                     return function(*tensors)
 
-            compiled = _compile(rounded, self._variables, self.jit_compile)
+            compiled = _compile(run_rounded, self._variables, self.jit_compile)
             self._compiled[key] = compiled
         return self._compiled[key]
 
