@@ -121,10 +121,23 @@ def enable_quantization(
 def disable_quantization(model: Model) -> None:
     """Ends the rounding of `enable_quantization`: the model computes with its float32 weights.
 
-    These are not on the grid. A file of another quantization, or for servers, has them.
+    These are not on the grid. A file of another quantization has them.
+
+    Args:
+        model: a model of `enable_quantization`. It is changed.
 
     Raises:
         ValueError: the model is not trained with rounding.
+
+    Example:
+
+    >>> import keras, keras_tfm
+    >>> from keras_tfm import models
+    >>> x = keras.Input((64,))
+    >>> model = keras_tfm.Model(x, keras.layers.Dense(3)(x))
+    >>> models.enable_quantization(model, "int4")
+    1
+    >>> models.disable_quantization(model)
     """
     _check_enabled(model)
     set_quantization(model, None)
@@ -134,8 +147,26 @@ def disable_quantization(model: Model) -> None:
 def without_quantization(model: Model) -> Iterator[None]:
     """The context in which a model of `enable_quantization` computes with its float32 weights.
 
+    Args:
+        model: a model of `enable_quantization`.
+
     Raises:
         ValueError: the model is not trained with rounding.
+
+    Example:
+
+    >>> import keras, keras_tfm
+    >>> import numpy as np
+    >>> from keras_tfm import models
+    >>> x = keras.Input((64,))
+    >>> model = keras_tfm.Model(x, keras.layers.Dense(3)(x))
+    >>> models.enable_quantization(model, "int4")
+    1
+    >>> inputs = np.ones((1, 64), "float32")
+    >>> with models.without_quantization(model):
+    ...     exact = model(inputs)
+    >>> bool(np.allclose(model(inputs), exact, atol=1e-6))
+    False
     """
     state = _check_enabled(model)
     names = ("train_function", "test_function", "predict_function")

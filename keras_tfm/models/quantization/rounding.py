@@ -142,8 +142,8 @@ class Grid(NamedTuple):
     >>> levels, scales = Grid(8, 0, 1).round(kernel)
     >>> levels.tolist(), scales.shape
     ([[127, 38], [-127, 32]], (2,))
-    >>> Grid(8, 0, 1).values(levels, scales, kernel.shape).round(3).tolist()
-    [[1.0, -0.5], [0.299, 0.126]]
+    >>> bool(np.abs(Grid(8, 0, 1).values(levels, scales, kernel.shape) - kernel).max() < 0.004)
+    True
     """
 
     bits: int
