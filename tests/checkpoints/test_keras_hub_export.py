@@ -15,6 +15,10 @@ from keras_tfm.checkpoints import from_keras_hub
 
 keras_hub = pytest.importorskip("keras_hub")
 hub, ImageConverter = keras_hub.models, keras_hub.layers.ViTImageConverter
+# Warnings of KerasHub's own layers.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Layer .* (does not support masking|looks like it has unbuilt state)"
+)
 SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 24}
 LENGTH = 48
 
@@ -87,9 +91,6 @@ def test_probabilities_become_logits_which_is_said(tmp_path):
     assert report.notes[0] in str(report)
 
 
-# Of KerasHub's T5, when it is built.
-@pytest.mark.filterwarnings("ignore:Layer 'transformer_encoder_layer_0' looks like:UserWarning")
-@pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask:UserWarning")
 @pytest.mark.parametrize("make", [gpt2, t5, bart])
 def test_generated_texts_are_those_of_keras_hub(make, tmp_path):
     """`generate` of the task, greedy, and of its file: prompts of real text."""
@@ -298,11 +299,12 @@ def test_gemma_3_with_lora_from_fit_to_litert_lm(tmp_path):
     task = hub.Gemma3CausalLM(backbone=backbone, preprocessor=preprocessor)
     train(task, texts[:8], 100, 5e-3)
     backbone.enable_lora(16)
-    assert train(task, texts[8:], 200, 1e-2)["sparse_categorical_accuracy"] > 0.95
+    assert train(task, texts[8:], 300, 2e-2)["sparse_categorical_accuracy"] > 0.95
 
     prompts = halves(texts[8:])["prompts"]
     answers = task.generate({"prompts": prompts}, max_length=48)
-    assert np.mean([x == y for x, y in zip(answers, texts[8:], strict=True)]) > 0.7  # learnt
+    # Adapters of two blocks learn more than 95 % of the tokens, and whole sentences.
+    assert sum(x == y for x, y in zip(answers, texts[8:], strict=True)) >= 4
     report = export.export_tflite(task, tmp_path / "gemma.tflite")
     assert any("LoRA" in note for note in report.notes)
     file = runtime.load(report.path)
