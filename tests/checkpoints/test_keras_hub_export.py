@@ -214,14 +214,13 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_of_each_kind(kind, quantization, tmp_path):
     make, options = KINDS[kind]
-    report = export.export_tflite(
-        make(), tmp_path / "x.tflite", quantization=quantization, **options
-    )
+    task = make()
+    report = export.export_tflite(task, tmp_path / "x.tflite", quantization=quantization, **options)
     assert report.verification.checks
     if kind == "vit":
         pixels = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), "uint8")
         found = runtime.load(report.path).predict_images(list(pixels))["output"]
-        expected = make().predict(pixels, verbose=0)
+        expected = task.predict(pixels, verbose=0)
         scale = np.abs(expected).max()
         tolerance = scale * (1e-5 if quantization == "float32" else 0.1)  # of int8, as verified
         np.testing.assert_allclose(found, expected, atol=tolerance)
