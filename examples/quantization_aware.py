@@ -4,8 +4,9 @@
     python examples/quantization_aware.py            # trains, exports, evaluates
     python examples/quantization_aware.py --smoke    # a short test run
 
-Data: drawn at random; nothing is downloaded. Minutes: 3 on 2 CPU cores. Expected: see the table in
-docs/quantization-aware-training.md.
+Data: drawn at random; nothing is downloaded. Minutes: 7 on 2 CPU cores that other jobs use, too.
+Expected: 99.7 % in float32, 92 % in an int4 file, 99.6 % in an int4 file after a training with
+rounding; see docs/quantization-aware-training.md.
 """
 
 import argparse
