@@ -80,6 +80,11 @@ def _convert(
     from keras_tfm.checkpoints.config import Config
     from keras_tfm.checkpoints.huggingface import load_huggingface
 
+    if not isinstance(model, keras.Model) and not Path(model).is_dir():
+        raise TypeError(
+            "expected a functional keras.Model, or a folder of transformers or KerasHub, got "
+            f"{str(model)!r}: keras_tfm.load_model loads a .keras file"
+        )
     if not isinstance(model, keras.Model) and "model_type" in Config(Path(model)).fields:
         return load_huggingface(model, lazy=None), {}, []
     from keras_tfm.checkpoints.keras_hub.conversion import from_keras_hub

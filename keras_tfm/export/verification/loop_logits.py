@@ -113,7 +113,9 @@ class LoopLogits:
         used = flatbuffer.reachable(self._model, range(len(whole), len(self._model.subgraphs)))
         for number, graph in enumerate(whole):
             if number not in used:  # its weights would be packed, too
-                graph.operators = []
+                # LiteRT gives XNNPACK no graph of a file whose first one is empty, and its own
+                # kernels are wrong for 4 bits in blocks.
+                graph.operators = [] if number else graph.operators[:1]
         with temporary_folder() as folder:
             path = folder / "pieces.tflite"
             flatbuffer.save(path, self._model)
