@@ -219,6 +219,7 @@ def test_every_builder_and_every_head_is_here():
     assert functions - {
         *("clip_towers", "describe", "dvae_parts", "enable_lora", "resize_vocabulary"),
         *("with_draft_heads", "with_dtype"),
+        *("disable_quantization", "enable_quantization", "without_quantization"),
     } == {*HEADS}
     assert {head for _, head in CASES.values() if head} == {*HEADS}
     assert {builder_of(name) for name, _ in CASES.values()} == {*BUILDERS}
