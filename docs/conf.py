@@ -37,6 +37,7 @@ CONTENTS = {
         "masks",
         "own-layers",
         "training",
+        "quantization-aware-training",
         "distribution",
         "sharding",
         "generation",

@@ -124,7 +124,7 @@ def disable_quantization(model: Model) -> None:
     These are not on the grid. A file of another quantization has them.
 
     Args:
-        model: a model of `enable_quantization`. It is changed.
+        model: model of `enable_quantization`. It is changed.
 
     Raises:
         ValueError: the model is not trained with rounding.
@@ -148,7 +148,7 @@ def without_quantization(model: Model) -> Iterator[None]:
     """The context in which a model of `enable_quantization` computes with its float32 weights.
 
     Args:
-        model: a model of `enable_quantization`.
+        model: model of `enable_quantization`.
 
     Raises:
         ValueError: the model is not trained with rounding.

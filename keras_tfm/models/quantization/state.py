@@ -1,6 +1,14 @@
 """How a model computes with rounded weights: its variables are read in a scope of their own.
 
 No layer knows of it: inside the scope, `keras.Variable.value` is the rounded value.
+
+Example:
+
+>>> from keras_tfm import models
+>>> from keras_tfm.models.quantization.state import TrainedQuantization
+>>> model = models.gpt(20, dim=32, num_layers=1, num_heads=2, intermediate_dim=64)
+>>> len(TrainedQuantization(model, "int4").weights)  # the table and four matrices
+5
 """
 
 from collections.abc import Iterator, Sequence
