@@ -80,13 +80,15 @@ def _convert(
     from keras_tfm.checkpoints.config import Config
     from keras_tfm.checkpoints.huggingface import load_huggingface
 
-    if not isinstance(model, keras.Model) and not Path(model).is_dir():
-        raise TypeError(
-            "expected a functional keras.Model, or a folder of transformers or KerasHub, got "
-            f"{str(model)!r}: keras_tfm.load_model loads a .keras file"
-        )
-    if not isinstance(model, keras.Model) and "model_type" in Config(Path(model)).fields:
-        return load_huggingface(model, lazy=None), {}, []
+    if not isinstance(model, keras.Model):
+        folder = Path(model)
+        if folder.suffix == ".keras" and not folder.is_dir():
+            raise TypeError(
+                "expected a functional keras.Model, or a folder of transformers or KerasHub, got "
+                f"{str(model)!r}: keras_tfm.load_model loads a .keras file"
+            )
+        if "model_type" in Config(folder).fields:
+            return load_huggingface(folder, lazy=None), {}, []
     from keras_tfm.checkpoints.keras_hub.conversion import from_keras_hub
     from keras_tfm.checkpoints.keras_hub.families import FAMILIES
 
