@@ -43,7 +43,7 @@ def dequantize(model: keras.Model) -> keras.Model:
                 )
             weights = [float_kernel(old), *([] if old.bias is None else [old.bias])]
         for variable, value in zip(new.weights, weights, strict=True):
-            variable.assign(ops.cast(value, variable.dtype))
+            variable.assign(ops.copy(ops.cast(value, variable.dtype)))  # see `with_dtype`
     return copy
 
 

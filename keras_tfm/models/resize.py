@@ -167,7 +167,7 @@ def _copy(
         new.trainable = weight.trainable
         shape, wanted = tuple(weight.shape), tuple(new.shape)
         if shape == wanted:
-            new.assign(weight)
+            new.assign(ops.copy(weight))  # JAX gives arrays away: no two models share one
             continue
         (axis,) = (i for i, (a, b) in enumerate(zip(shape, wanted, strict=True)) if a != b)
         rows = np.moveaxis(ops.convert_to_numpy(ops.cast(weight, "float32")), axis, 0)

@@ -83,7 +83,8 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
             f"expected the weights {wanted}, got {found}"
         )
     for new, old in zip(copy.weights, weights, strict=True):
-        new.assign(keras.ops.cast(old, new.dtype))
+        # On JAX, a model gives its arrays away when it predicts: no two may share one.
+        new.assign(keras.ops.copy(keras.ops.cast(old, new.dtype)))
     for layer, new in adapted:
         name = "kernel" if hasattr(layer, "kernel") else "embeddings"
         variable = getattr(new, name)

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from compare import assert_close
+from compare import assert_close, to_numpy
 from execution import saving
 
 import keras_tfm
@@ -13,6 +13,7 @@ from keras_tfm.layers import (
     RelativePositionEmbedding,
     TransformerEncoderBlock,
 )
+from keras_tfm.models.dequantize import dequantize
 
 SMALL = {"dim": 6, "num_layers": 2, "num_heads": 2, "intermediate_dim": 11}
 IDS = {
@@ -151,3 +152,21 @@ def test_the_same_part_in_two_models_is_one_in_each_copy():
 def test_accumulation_inside_a_batch_needs_tensorflow():
     with pytest.raises(ValueError, match="needs Keras's TensorFlow backend"):
         composed(keras_tfm.Model).compile("sgd", "mse", gradient_accumulation_steps=2)
+
+
+@pytest.mark.parametrize("change", ["with_dtype", "resize_vocabulary", "dequantize"])
+def test_a_changed_copy_shares_no_array(change):
+    """On JAX, a model gives its arrays away when it predicts."""
+    size = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16, "max_length": 8}
+    model, ids = models.gpt(11, **size), np.array([[3, 4, 5]])
+    if change == "dequantize":
+        model.get_layer("decoder_0").feed_forward.inner.quantize("int8")
+    before = to_numpy(model(ids))
+    copies = {
+        "with_dtype": lambda: models.with_dtype(model, "float32"),
+        "resize_vocabulary": lambda: models.resize_vocabulary(model, 13),
+        "dequantize": lambda: dequantize(model),
+    }
+    copy = copies[change]()
+    copy.predict(ids, verbose=0)
+    np.testing.assert_array_equal(to_numpy(model(ids)), before)
