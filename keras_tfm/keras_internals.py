@@ -394,7 +394,7 @@ def value_without_autocast(variable: Any) -> Tensor:
 
 
 def current_stateless_scope() -> Any:
-    """The innermost open `keras.StatelessScope`, or None."""
+    """The innermost open `keras.StatelessScope`; None outside of any."""
     from keras.src.backend.common.stateless_scope import get_stateless_scope
 
     return get_stateless_scope()

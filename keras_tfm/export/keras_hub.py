@@ -52,11 +52,8 @@ def accept_keras_hub(
 
         @functools.wraps(function)
         def export(model: M | str | Path, *args: P.args, **kwargs: P.kwargs) -> Report:
-            if isinstance(model, keras.Model):
-                is_of_hub = is_of_keras_hub(model)
-            else:
-                is_of_hub = isinstance(model, str | Path)
-            if not is_of_hub:
+            is_folder = isinstance(model, str | Path)
+            if not is_folder and not (isinstance(model, keras.Model) and is_of_keras_hub(model)):
                 return function(model, *args, **kwargs)  # type: ignore[arg-type]
             assert isinstance(model, keras.Model | str | Path)
             given = {**dict(zip(names[1:], args, strict=False)), **kwargs}
@@ -98,9 +95,8 @@ def _convert(
     found = from_keras_hub(model)
     notes, own = list(found.notes), found.preprocessing
     if own is None:
-        for note in notes:
-            if note.startswith("no preprocessing: ") and given.get("tokenizer") is None:
-                raise ValueError(f"{note}; or give tokenizer=")
+        if found.preprocessing_error is not None and given.get("tokenizer") is None:
+            raise ValueError(f"{found.preprocessing_error}; or give tokenizer=")
         return found.model, {}, notes
     taken = own.export_arguments(found.model, given)
     alone = len(found.model.inputs) == 1

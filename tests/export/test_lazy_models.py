@@ -118,3 +118,25 @@ def test_a_folder_that_changes_during_the_export_leaves_nothing(folder, tmp_path
         export_tflite(model, tmp_path / "model.tflite", quantization="int8", **STEPS)
     assert "\n" not in str(error.value)
     assert [x.name for x in tmp_path.iterdir()] == ["folder"]
+
+
+def test_the_converter_loads_no_saved_model_in_python(tmp_path, monkeypatch):
+    """`lite._load` is private: this fails when TensorFlow loads in another way."""
+    from tensorflow.lite.python import lite
+    from tensorflow.python.saved_model import load as saved_model
+
+    def refuse(*args, **options):
+        raise AssertionError("a SavedModel was loaded")
+
+    before = lite._load
+    monkeypatch.setattr(saved_model.Loader, "__init__", refuse)
+    model = randomize(models.llama(31, dim=16, num_layers=1, num_heads=2, intermediate_dim=24))
+    export_tflite(model, tmp_path / "model.tflite", verify=False, **STEPS)
+    assert lite._load is before
+    # One that another thread converts is loaded as always.
+    another = str(tmp_path / "another")
+    with (
+        conversion._without_loading(tmp_path, []),
+        pytest.raises(OSError, match="SavedModel file does not exist"),
+    ):
+        lite._load(another, {"serve"})

@@ -130,8 +130,8 @@ def test_a_wrong_weight_is_found(tmp_path, monkeypatch):
     models.enable_quantization(model, "int8")
     levels = trained_weights.TrainedWeight.levels
 
-    def wrong(self, part):
-        result = levels(self, part)
+    def wrong(self, rows, part):
+        result = levels(self, rows, part)
         result[0, 0] = -result[0, 0] // 2
         return result
 

@@ -32,14 +32,16 @@ class KerasHubImport:
     Attributes:
         model: `keras.Model` of a builder of `keras_tfm.models`, with the task's head.
         preprocessing: `Preprocessing`, what the task's preprocessor says: tokenizer, lengths,
-            special ids, pictures. None: there is none, or its tokenizer cannot be stored (a note
-            says why).
+            special ids, pictures. None: there is none, or it cannot be stored.
         notes: list of str, what differs from the model of KerasHub.
+        preprocessing_error: str, why the preprocessor cannot be stored, as a note says, too; None
+            if it can or there is none.
     """
 
     model: keras.Model
     preprocessing: Preprocessing | None
     notes: list[str] = field(default_factory=list)
+    preprocessing_error: str | None = None
 
 
 def from_keras_hub(
@@ -110,14 +112,15 @@ def from_keras_hub(
         notes.append(f"the model returns logits, without the task's {activation.__name__}")
     if verify:
         check_equal(made, source if source.is_float32 else source.in_float32(variables))
-    preprocessing = None
+    preprocessing, reason = None, None
     if source.preprocessor is not None:
         try:
             preprocessing = read_preprocessing(source.preprocessor)
             notes += preprocessing.notes
         except ValueError as error:
-            notes.append(f"no preprocessing: {error}")
-    return KerasHubImport(made, preprocessing, notes)
+            reason = f"no preprocessing: {error}"
+            notes.append(reason)
+    return KerasHubImport(made, preprocessing, notes, reason)
 
 
 def to_keras_hub(model: keras.Model, backbone: keras.Model, *, verify: bool = True) -> list[str]:

@@ -73,7 +73,7 @@ def _decoder_arguments(settings: Settings) -> Arguments:
 
 
 def _llama_scaling(settings: Settings) -> Any:
-    """The scaling of rotary positions of Llama 3, or none."""
+    """The scaling of rotary positions of Llama 3; None if it is off."""
     settings.only(rope_position_scaling_factor=1.0)  # KerasHub's layer ignores it
     names = ("frequency_adjustment_factor", "pretraining_sequence_length")
     factor, length = (settings[f"rope_{name}"] for name in names)

@@ -57,7 +57,7 @@ class HubFamily:
 
         Args:
             settings: the settings of the backbone.
-            kind: str, the kind of the task, or None.
+            kind: str, the kind of the task; None for a backbone.
             options: arguments that override those of the backbone.
 
         Raises:

@@ -41,8 +41,8 @@ def add_head(model: Model, task: Any, kind: str | None) -> Model:
 
     Args:
         model: the model of the family's builder.
-        task: the task, or None.
-        kind: str, one of `KINDS`, or None.
+        task: the task; None for a backbone.
+        kind: str, one of `KINDS`; None for a backbone.
     """
     if kind is None or kind in GENERATING:
         return model
@@ -94,7 +94,7 @@ def check_hidden_dim(task: Any, model: Model) -> None:
 
 
 def final_activation(task: Any, kind: str | None) -> Any:
-    """The activation of a classifier's logits, or None if it changes nothing."""
+    """The activation of a classifier's logits; None if it changes nothing."""
     if kind not in ("TextClassifier", "ImageClassifier"):
         return None
     activation = keras.activations.get(getattr(task, "activation", None))

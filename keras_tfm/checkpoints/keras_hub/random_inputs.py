@@ -84,7 +84,7 @@ class RandomInputs:
 
         Returns:
             Our inputs; KerasHub's; the length of the result, with the prompts; the start token of
-            an encoder-decoder model, or None.
+            an encoder-decoder model; None for others.
         """
         total = self.length
         known = max(1, total - new_tokens)

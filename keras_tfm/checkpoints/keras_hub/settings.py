@@ -30,7 +30,7 @@ class Settings:
         fields: dict, its `get_config()`.
         defaults: dict, the defaults of its constructor's arguments.
         backbone: the backbone itself, for those inside it.
-        preprocessor: the preprocessor of its task, or None.
+        preprocessor: the preprocessor of its task; None without one.
 
     Attributes:
         pad_id: int, the padding id of the preprocessor's tokenizer; None: unknown.

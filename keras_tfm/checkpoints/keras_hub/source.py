@@ -64,12 +64,12 @@ class Source:
 
     @property
     def task(self) -> Any:
-        """The task, or None."""
+        """The task; None for a backbone."""
         return None if self.kind is None else self.model
 
     @property
     def preprocessor(self) -> Any:
-        """The preprocessor of the task, or None."""
+        """The preprocessor of the task; None without one."""
         return getattr(self.model, "preprocessor", None)
 
     @property

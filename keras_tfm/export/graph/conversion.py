@@ -181,13 +181,13 @@ def _convert(
             if custom:
                 converter.target_spec.supported_ops.append(tf.lite.OpsSet.SELECT_TF_OPS)
             set_up(converter)
-            if quantization.trained is not None:
-                # A norm's gamma in a matrix would move it off its grid.
+            if stand_ins or quantization.trained is not None:
+                # A norm's gamma stays apart from the matrix after it: `fill` folds it, and would
+                # move a matrix that was trained with rounding off its grid.
                 converter._experimental_disable_fuse_mul_and_fc = True
             if stand_ins:
-                # Large constants become FILL, and products with them stay apart: `fill` folds both.
+                # Large constants become FILL, which `fill` removes.
                 converter._experimental_unfold_large_splat_constant = True
-                converter._experimental_disable_fuse_mul_and_fc = True
                 # Else the converter reads and writes the file three times more, in Python.
                 converter._experimental_use_buffer_offset = True
             return flatbuffer.read(_run(converter, model))
@@ -197,7 +197,7 @@ def _convert(
             for number, group in enumerate(groups):
                 names = [signature.name for signature in group]
                 _log.info("converting %s", ", ".join(names))
-                with _without_loading(names):
+                with _without_loading(folder / str(number), names):
                     converted.append(convert_group(number, names, set_up))
                 if len(groups) > 1:
                     _share(converted[-1], datas)
@@ -227,8 +227,8 @@ def _share(model: ModelT, datas: dict[bytes, np.ndarray]) -> None:
 
 
 @contextmanager
-def _without_loading(signatures: Sequence[str]) -> Iterator[None]:
-    """TensorFlow's converter does not load a SavedModel in Python inside.
+def _without_loading(path: Path, signatures: Sequence[str]) -> Iterator[None]:
+    """TensorFlow's converter does not load the SavedModel at `path` in Python inside.
 
     It does so once to look up the names of signatures, which are known, and once for the stack
     traces of operations, which no message of this package shows: a fifth of the time of an export.
@@ -241,7 +241,8 @@ def _without_loading(signatures: Sequence[str]) -> Iterator[None]:
     )
     with _lock:
         load = lite._load
-        lite._load = lambda *_: loaded
+        # Another thread may convert a SavedModel of its own.
+        lite._load = lambda given, *rest: loaded if given == str(path) else load(given, *rest)
         try:
             yield
         finally:

@@ -59,11 +59,11 @@ class TrainedWeight(NamedTuple):
         """The values as the matrix (F, D) of a file."""
         return self.grid.rows(read_value(self.variable))
 
-    def levels(self, part: slice) -> np.ndarray:
-        """The levels of some rows, exactly: a value is the product of two floats, rounded once."""
+    def levels(self, rows: np.ndarray, part: slice) -> np.ndarray:
+        """The levels of `rows[part]`, exactly: a value is a product of two floats, rounded once."""
         step = self.scales[part].astype("float32")
         step = step[:, np.newaxis] if self.grid.bits == 8 else np.repeat(step, BLOCK, axis=1)
-        return np.rint(self.rows[part] / step).astype("int8")
+        return np.rint(rows[part] / step).astype("int8")
 
 
 class TrainedWeights(NamedTuple):
@@ -144,9 +144,11 @@ def store(model: ModelT, trained: TrainedWeights) -> None:
 def _levels(match: _Match) -> Iterator[np.ndarray]:
     weight, part, factors = match
     signs = np.sign(factors).astype("int8")[:, np.newaxis]
-    for rows in row_parts(weight.rows[part]):
+    matrix = weight.rows  # a copy of the weight
+    for rows in row_parts(matrix[part]):
         start, stop, _ = rows.indices(len(factors))
-        yield weight.levels(slice(part.start + start, part.start + stop)) * signs[rows]
+        levels = weight.levels(matrix, slice(part.start + start, part.start + stop))
+        yield levels * signs[rows]
 
 
 def _find(trained: TrainedWeights, matrix: np.ndarray) -> _Match | None:
