@@ -94,6 +94,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker("fast")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the fixtures
+def pytest_runtest_setup():
+    """A test draws the same weights and data in every run, alone or after others."""
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.set_random_seed(0)
+
+
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Runs `keras-tfm` in this process: its exit code, standard output and standard error."""
