@@ -27,6 +27,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -232,6 +233,7 @@ def fit(
     epochs: int,
     name: str,
     peak: float = PEAK,
+    callbacks: Sequence = (),
 ) -> None:
     """Trains, and keeps the weights of the epoch with the best validation score."""
     import keras
@@ -274,7 +276,7 @@ def fit(
         steps_per_epoch=batches.steps,
         shuffle=False,
         verbose=0,
-        callbacks=[Choice()],
+        callbacks=[Choice(), *callbacks],
     )
 
 

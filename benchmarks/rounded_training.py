@@ -1,0 +1,442 @@
+"""Quantization-aware training on the tasks of examples/: scores of files rounded after and during.
+
+    pip install -e ".[examples]"
+    python benchmarks/rounded_training.py dates --seed 0      # and 1, 2; see TASKS
+    python benchmarks/rounded_training.py digits --seed 0
+    python benchmarks/rounded_training.py dates --smoke       # a minute
+
+Each task is trained by its example in float32, then a little more at a lower learning rate, twice
+from the same weights: in float32 and with the rounded weights of `--quantization`. So the float32
+row has as many steps as the last one. Printed, on held-out data:
+
+- float32: in Keras after all steps;
+- rounded after training: the file of these weights; calibrated: after `export.calibrate` with
+  training data;
+- trained with rounding: the model in Keras, and its file; "difference": between the results of the
+  file's graph with the file's weights and the model's, relative to the largest result, and between
+  the file as it runs, with rounded activations, and the model;
+- seconds of a step in float32 and with rounding, and the memory of the process after each.
+
+The model in float32 is kept in `--folder`, and the next run with the same seed begins with it.
+"""
+
+import argparse
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+import numpy as np
+from processors import processor
+
+from keras_tfm import runtime
+from keras_tfm.runtime import native_log
+
+WIDTH = 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quantization", default="int4", choices=["int4", "int8"])
+    parser.add_argument("--keep-int8", nargs="*", default=[], metavar="LAYER")
+    parser.add_argument("--folder", type=Path, default=Path("artifacts/rounded_training"))
+    parser.add_argument("--smoke", action="store_true", help="a short test run")
+    arguments = parser.parse_args()
+    with native_log.remove():
+        import keras
+
+        import keras_tfm
+        from keras_tfm import models
+    line = processor()
+    print(f"{line['name']}, family {line['family']}, model {line['model']}", flush=True)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    task = TASKS[arguments.task](arguments.smoke, arguments.folder)
+    path = arguments.folder / f"{arguments.task}-{arguments.seed}.keras"
+    if arguments.smoke or not path.exists():
+        keras.utils.set_random_seed(arguments.seed)
+        start = time.perf_counter()
+        trained = task.train(arguments.seed)
+        print(f"trained in float32 in {time.perf_counter() - start:.0f} s", flush=True)
+        trained.save(path)
+
+    kept = {"keep_int8": arguments.keep_int8} if arguments.keep_int8 else {}
+    results: dict[str, Any] = {"task": arguments.task, "seed": arguments.seed}
+
+    def show(name: str, value: float) -> None:
+        results[name] = value
+        print(f"{name:{WIDTH}}{value:10.4g}", flush=True)
+
+    def score_of_file(name: str, model: Any, quantization: str, **options: Any) -> Any:
+        file = arguments.folder / f"{arguments.task}.tflite"
+        report = task.export(model, file, quantization, **options)
+        show(name, task.score(task.answers_of_file(file)))
+        return report
+
+    def load() -> Any:
+        keras.utils.set_random_seed(arguments.seed)
+        return keras_tfm.load_model(path, compile=False)
+
+    def train_more(model: Any) -> float:
+        """Seconds of a step, without the first, which is compiled."""
+        timer = Timer()
+        task.train_more(model, timer.callback())
+        return timer.median()
+
+    exact = load()
+    show("seconds of a step, float32", train_more(exact))
+    show("memory MB, float32", peak_memory())
+    show("float32", task.score(task.answers(exact)))
+    score_of_file("rounded after training", exact, arguments.quantization, **kept)
+    from keras_tfm.export import calibrate
+
+    calibrated = calibrate(exact, task.calibration(), arguments.quantization, **kept)
+    score_of_file("calibrated", calibrated, arguments.quantization, **kept)
+
+    rounded = load()
+    models.enable_quantization(rounded, arguments.quantization, **kept)
+    show("seconds of a step, with rounding", train_more(rounded))
+    show("memory MB, with rounding", peak_memory())
+    show("trained with rounding, Keras", task.score(task.answers(rounded)))
+    report = score_of_file("trained with rounding", rounded, arguments.quantization)
+    checks = report.verification.checks
+    show("difference, the file's weights", max(x.graph_error for x in checks))
+    show("difference, the file as it runs", max(x.relative_error for x in checks))
+    with (arguments.folder / "results.jsonl").open("a") as file:
+        file.write(json.dumps(results) + "\n")
+
+
+def peak_memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+class Timer:
+    """Seconds of the steps of `fit`."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._start = 0.0
+
+    def callback(self) -> Any:
+        import keras
+
+        def begin(batch: int, logs: object = None) -> None:
+            self._start = time.perf_counter()
+
+        def end(batch: int, logs: object = None) -> None:
+            self.seconds.append(time.perf_counter() - self._start)
+
+        return keras.callbacks.LambdaCallback(on_train_batch_begin=begin, on_train_batch_end=end)
+
+    def median(self) -> float:
+        return float(np.median(self.seconds[1:]))
+
+
+class Dates:
+    """examples/dates.py: the share of unseen dates that are read right; 2,500 steps, 500 more."""
+
+    def __init__(self, smoke: bool, folder: Path):
+        import dates
+        import dates_data
+
+        self.example, self.data, self.smoke = dates, dates_data, smoke
+        self.source, self.target = dates_data.source_tokenizer(), dates_data.target_tokenizer()
+        self.test = dates_data.test_dates()[: 50 if smoke else None]
+
+    def _arrays(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Examples that no other part of the training has."""
+        drawn = self.data.training_examples(first + count)[first:]
+        return self.data.arrays(drawn)
+
+    def train(self, seed: int) -> Any:
+        from keras_tfm.models import transformer
+
+        size = self.example.SMOKE if self.smoke else self.example.SIZE
+        model = transformer(
+            self.source.get_vocab_size(),
+            self.target.get_vocab_size(),
+            normalize_first=True,
+            dropout=0.0,
+            **size,
+        )
+        self._fit(model, 0, 3_000 if self.smoke else 160_000, 2e-3, [])
+        return model
+
+    def train_more(self, model: Any, *callbacks: Any) -> None:
+        self._fit(model, 160_000, 640 if self.smoke else 32_000, 5e-4, callbacks)
+
+    def _fit(self, model: Any, first: int, count: int, peak: float, callbacks: Any) -> None:
+        import keras
+
+        from keras_tfm.training import LabelSmoothedCrossEntropy
+
+        batches, steps = self.example.batches_of(*self._arrays(first, count), batch_size=64)
+        warmup = min(300, steps // 4)
+        rate = keras.optimizers.schedules.CosineDecay(
+            0.0, steps - warmup, alpha=0.01, warmup_target=peak, warmup_steps=warmup
+        )
+        model.compile(
+            keras.optimizers.Adam(rate, beta_1=0.9, beta_2=0.98, epsilon=1e-9),
+            LabelSmoothedCrossEntropy(label_smoothing=0.0),
+        )
+        model.fit(
+            batches, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=list(callbacks)
+        )
+
+    def calibration(self) -> list:
+        sources, targets = self._arrays(0, 512)
+        return [{"source": sources, "target": targets}]
+
+    def export(self, model: Any, path: Path, quantization: str, **options: Any) -> Any:
+        from keras_tfm.export import export_tflite
+
+        return export_tflite(
+            model,
+            path,
+            quantization=quantization,
+            source_length=self.data.SOURCE_LENGTH,
+            max_length=self.data.TARGET_LENGTH,
+            start_id=self.data.START,
+            end_id=self.data.END,
+            tokenizer=self.source,
+            detokenizer=self.target,
+            overwrite=True,
+            **options,
+        )
+
+    def answers(self, model: Any) -> list[str]:
+        from keras_tfm.generation import Generator
+
+        generator = Generator(
+            model, self.data.TARGET_LENGTH, start_id=self.data.START, end_id=self.data.END
+        )
+        rows = [self.source.encode(text).ids for text in self._questions()]
+        tokens = generator(self.data.padded(rows, self.data.SOURCE_LENGTH)).tokens
+        return self.target.decode_batch(tokens.tolist())
+
+    def answers_of_file(self, path: Path) -> list[str]:
+        return runtime.load(path).generate_text(self._questions())
+
+    def _questions(self) -> list[str]:
+        return [self.data.question(example.text, example.tag) for example in self.test]
+
+    def score(self, answers: list[str]) -> float:
+        return 100 * float(
+            np.mean([a == example.iso for a, example in zip(answers, self.test, strict=True)])
+        )
+
+
+class Pictures:
+    """A classifier of pictures: its answers are classes."""
+
+    test: np.ndarray
+    labels: np.ndarray
+
+    def answers(self, model: Any) -> np.ndarray:
+        return model.predict(self.test, verbose=0).argmax(-1)
+
+    def answers_of_file(self, path: Path) -> np.ndarray:
+        return runtime.load(path).predict(self.test)["output"].argmax(-1)
+
+    def score(self, answers: np.ndarray) -> float:
+        return 100 * float(np.mean(answers == self.labels))
+
+
+class Digits(Pictures):
+    """examples/digits.py: accuracy on 449 digits; 200 epochs, 30 more."""
+
+    def __init__(self, smoke: bool, folder: Path):
+        import digits
+
+        self.example, self.smoke = digits, smoke
+        (self.seen, self.seen_labels), (self.test, self.labels) = digits.parts()
+
+    def train(self, seed: int) -> Any:
+        model = self.example.vision_transformer()
+        self._fit(model, 2 if self.smoke else self.example.EPOCHS, self.example.PEAK, [])
+        return model
+
+    def train_more(self, model: Any, *callbacks: Any) -> None:
+        self._fit(model, 1 if self.smoke else 30, self.example.PEAK / 4, callbacks)
+
+    def _fit(self, model: Any, epochs: int, peak: float, callbacks: Any) -> None:
+        import keras
+
+        steps = epochs * -(-len(self.seen) // self.example.BATCH)
+        rate = keras.optimizers.schedules.CosineDecay(
+            0.0, steps - steps // 10, warmup_target=peak, warmup_steps=max(1, steps // 10)
+        )
+        model.compile(
+            keras.optimizers.AdamW(rate, weight_decay=0.05),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        batches = self.example.batches(self.seen, self.seen_labels)
+        model.fit(batches, epochs=epochs, verbose=0, callbacks=list(callbacks))
+
+    def calibration(self) -> list:
+        return [self.seen[:512]]
+
+    def export(self, model: Any, path: Path, quantization: str, **options: Any) -> Any:
+        from keras_tfm.export import export_tflite
+
+        return export_tflite(
+            model,
+            path,
+            quantization=quantization,
+            images=self.example.processor(),
+            verify_inputs={"pixels": self.test},
+            # The score is the result here, also where rounding changes the outputs much.
+            tolerance=1.0,
+            overwrite=True,
+            **options,
+        )
+
+
+class Emoji(Pictures):
+    """examples/emoji.py: accuracy on the style of another vendor; 40 epochs, 6 more."""
+
+    def __init__(self, smoke: bool, folder: Path):
+        import emoji
+        import emoji_data
+
+        self.example, self.data, self.smoke = emoji, emoji_data, smoke
+        styles = emoji_data.digits() if smoke else emoji_data.styles(folder / "emoji")
+        unseen = styles.pop(emoji_data.UNSEEN)
+        self.seen = emoji_data.together(list(styles.values()))
+        self.test, self.labels = unseen.pixels, unseen.classes
+
+    def train(self, seed: int) -> Any:
+        return self.example.supervised(self.seen, 1 if self.smoke else self.example.SUPERVISED[0])
+
+    def train_more(self, model: Any, *callbacks: Any) -> None:
+        import keras
+
+        _, batch, peak = self.example.SUPERVISED
+        epochs = 1 if self.smoke else 6
+        steps = epochs * -(-len(self.seen.pixels) // batch)
+        rate = self.example.schedule(peak / 4, steps)
+        model.compile(
+            keras.optimizers.AdamW(rate, weight_decay=0.05, clipnorm=1.0),
+            keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
+        )
+        labels = keras.utils.to_categorical(self.seen.classes, len(self.seen.names))
+        drawn = self.example.batches(self.seen.pixels, labels, self.example.redrawn(0.5), batch)
+        model.fit(drawn, epochs=epochs, verbose=0, callbacks=list(callbacks))
+
+    def calibration(self) -> list:
+        return [self.seen.pixels[::16]]
+
+    def export(self, model: Any, path: Path, quantization: str, **options: Any) -> Any:
+        from keras_tfm.export import export_tflite
+
+        return export_tflite(
+            model,
+            path,
+            quantization=quantization,
+            images=runtime.ImageProcessor(
+                (self.data.SIZE, self.data.SIZE), resize="fit", resample="lanczos"
+            ),
+            verify_inputs={"pixels": self.seen.pixels[::100]},
+            tolerance=1.0,
+            overwrite=True,
+            **options,
+        )
+
+
+class Subjects:
+    """examples/text_classification.py, "subject": accuracy; 5 epochs of fine-tuning, 2 more.
+
+    `--folder` must have the "bert.keras" and "tokenizer.json" of examples/bert_pretraining.py.
+    """
+
+    def __init__(self, smoke: bool, folder: Path):
+        import bert_pretraining
+        import text_classification
+        from tokenizers import Tokenizer
+
+        self.example, self.smoke, self.folder = text_classification, smoke, folder
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        parts = bert_pretraining.paragraphs(smoke)
+        self.task = text_classification.tasks(parts, self.tokenizer)[0]
+
+    def train(self, seed: int) -> Any:
+        import keras_tfm
+
+        pretrained = keras_tfm.load_model(self.folder / "bert.keras", compile=False)
+        model = self.example.classifier(pretrained, self.task, False, self.smoke)
+        self._fit(model, 1 if self.smoke else 5, self.example.PEAK)
+        return model
+
+    def train_more(self, model: Any, *callbacks: Any) -> None:
+        self._fit(model, 1 if self.smoke else 2, self.example.PEAK / 4, callbacks)
+
+    def _fit(self, model: Any, epochs: int, peak: float, callbacks: Any = ()) -> None:
+        self.example.fit(
+            model,
+            self.task,
+            self.task.parts.training,
+            self.tokenizer,
+            epochs,
+            "subject",
+            peak,
+            callbacks,
+        )
+
+    def calibration(self) -> list:
+        encoded = self.example.encodings(self.task.parts.training[:512], self.tokenizer)
+        ids = np.zeros((len(encoded), self.example.LONGEST), "int32")
+        for row, x in zip(ids, encoded, strict=True):
+            row[: len(x)] = x.ids
+        return [{"tokens": ids}]
+
+    def export(self, model: Any, path: Path, quantization: str, **options: Any) -> Any:
+        from keras_tfm.export import export_tflite
+
+        return export_tflite(
+            model,
+            path,
+            quantization=quantization,
+            source_length=self.example.LENGTHS,
+            tokenizer=self.tokenizer,
+            tolerance=1.0,
+            overwrite=True,
+            **options,
+        )
+
+    def answers(self, model: Any) -> list[str]:
+        return self.example.predicted(model, self.task, self.task.parts.test, self.tokenizer)
+
+    def answers_of_file(self, path: Path) -> list[str]:
+        loaded = runtime.load(path)
+        some = self.task.parts.test
+        return [
+            name
+            for paragraph, encoding in zip(
+                some, self.example.encodings(some, self.tokenizer), strict=True
+            )
+            for name in self.example.classes_of(
+                self.task, self.example.logits_of(loaded, paragraph.text), encoding
+            )
+        ]
+
+    def score(self, answers: list[str]) -> float:
+        return 100 * self.task.score(answers, self.task.parts.test)
+
+
+TASKS: dict[str, Callable[[bool, Path], Any]] = {
+    "dates": Dates,
+    "digits": Digits,
+    "emoji": Emoji,
+    "subjects": Subjects,
+}
+
+if __name__ == "__main__":
+    main()
