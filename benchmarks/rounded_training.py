@@ -431,11 +431,93 @@ class Subjects:
         return 100 * self.task.score(answers, self.task.parts.test)
 
 
+class Translation:
+    """examples/translation.py: BLEU on held-out pages; 11 epochs, 2 more."""
+
+    def __init__(self, smoke: bool, folder: Path):
+        import translation
+        import translation_data
+
+        self.example, self.smoke = translation, smoke
+        pairs = (
+            translation_data.names()
+            if smoke
+            else translation_data.read(translation_data.fetch(folder / "translation"))
+        )
+        self.corpus = translation.Corpus(
+            pairs, translation.SMOKE_VOCABULARY if smoke else translation.VOCABULARY
+        )
+        self.test = self.corpus.test()[: 50 if smoke else None]
+
+    def train(self, seed: int) -> Any:
+        epochs = 1 if self.smoke else self.example.EPOCHS
+        steps = epochs * self.corpus.training.steps
+        model = self.example.build(self.corpus, self.smoke, steps, seed)
+        self._fit(model, epochs)
+        return model
+
+    def train_more(self, model: Any, *callbacks: Any) -> None:
+        epochs = 1 if self.smoke else 2
+        steps = epochs * self.corpus.training.steps
+        self.example.compile_model(model, steps, self.example.PEAK / 4)
+        self._fit(model, epochs, callbacks)
+
+    def _fit(self, model: Any, epochs: int, callbacks: Any = ()) -> None:
+        model.fit(
+            self.corpus.training.dataset(epochs=epochs),
+            epochs=epochs,
+            steps_per_epoch=self.corpus.training.steps,
+            shuffle=False,
+            verbose=2,
+            callbacks=list(callbacks),
+        )
+
+    def calibration(self) -> list:
+        inputs = self.corpus.training.inputs
+        found = np.arange(512)
+        return [
+            {name: rows.to_padded(found, self.example.LONGEST) for name, rows in inputs.items()}
+        ]
+
+    def export(self, model: Any, path: Path, quantization: str, **options: Any) -> Any:
+        from keras_tfm.export import export_tflite
+        from keras_tfm.generation import Beam
+
+        return export_tflite(
+            model,
+            path,
+            quantization=quantization,
+            source_length=self.example.LENGTHS,
+            max_length=self.example.LONGEST + 1,
+            start_id=self.example.START,
+            end_id=self.example.END,
+            strategy=Beam(self.example.BEAM, self.example.length_penalty, early_stopping="never"),
+            tokenizer=self.corpus.tokenizer,
+            verify_inputs={"source": self.corpus.short_sources(rows=4)},
+            tolerance=1.0,
+            overwrite=True,
+            **options,
+        )
+
+    def answers(self, model: Any) -> list[str]:
+        sources = [pair.source for pair in self.test]
+        return self.example.translate(model, self.corpus.tokenizer, sources)
+
+    def answers_of_file(self, path: Path) -> list[str]:
+        return self.example.one_by_one(runtime.load(path), [pair.source for pair in self.test])
+
+    def score(self, answers: list[str]) -> float:
+        from sacrebleu.metrics import BLEU
+
+        return BLEU().corpus_score(answers, [[pair.target for pair in self.test]]).score
+
+
 TASKS: dict[str, Callable[[bool, Path], Any]] = {
     "dates": Dates,
     "digits": Digits,
     "emoji": Emoji,
     "subjects": Subjects,
+    "translation": Translation,
 }
 
 if __name__ == "__main__":

@@ -243,7 +243,6 @@ def build(corpus: "Corpus", smoke: bool, steps: int, seed: int = 0, rotary: bool
 
     from keras_tfm.layers import RotaryEmbedding
     from keras_tfm.models import transformer
-    from keras_tfm.training import LabelSmoothedCrossEntropy, MaskedAccuracy
 
     keras.utils.set_random_seed(seed)
     model = transformer(
@@ -252,9 +251,19 @@ def build(corpus: "Corpus", smoke: bool, steps: int, seed: int = 0, rotary: bool
         position=RotaryEmbedding() if rotary else None,
         **(SMOKE if smoke else SIZE),
     )
+    compile_model(model, steps)
+    return model
+
+
+def compile_model(model, steps: int, peak: float = PEAK) -> None:
+    """Compiles for a number of steps: linear warm-up to the peak learning rate, then a cosine."""
+    import keras
+
+    from keras_tfm.training import LabelSmoothedCrossEntropy, MaskedAccuracy
+
     warmup = min(WARMUP, steps // 4)
     rate = keras.optimizers.schedules.CosineDecay(
-        0.0, steps - warmup, alpha=0.01, warmup_target=PEAK, warmup_steps=warmup
+        0.0, steps - warmup, alpha=0.01, warmup_target=peak, warmup_steps=warmup
     )
     model.compile(
         optimizer=keras.optimizers.Adam(
@@ -263,7 +272,6 @@ def build(corpus: "Corpus", smoke: bool, steps: int, seed: int = 0, rotary: bool
         loss=LabelSmoothedCrossEntropy(label_smoothing=0.1),
         metrics=[MaskedAccuracy(name="accuracy")],
     )
-    return model
 
 
 class Corpus:
