@@ -15,7 +15,7 @@ row has as many steps as the last one. Printed, on held-out data:
 - trained with rounding: the model in Keras, and its file; "difference": between the results of the
   file's graph with the file's weights and the model's, relative to the largest result, and between
   the file as it runs, with rounded activations, and the model;
-- seconds of a step in float32 and with rounding, and the memory of the process after each.
+- seconds of a step, in float32 and with rounding.
 
 The model in float32 is kept in `--folder`, and the next run with the same seed begins with it.
 """
@@ -23,7 +23,6 @@ The model in float32 is kept in `--folder`, and the next run with the same seed 
 import argparse
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -95,7 +94,6 @@ def main() -> None:
 
     exact = load()
     show("seconds of a step, float32", train_more(exact))
-    show("memory MB, float32", peak_memory())
     show("float32", task.score(task.answers(exact)))
     score_of_file("rounded after training", exact, arguments.quantization, **kept)
     from keras_tfm.export import calibrate
@@ -106,7 +104,6 @@ def main() -> None:
     rounded = load()
     models.enable_quantization(rounded, arguments.quantization, **kept)
     show("seconds of a step, with rounding", train_more(rounded))
-    show("memory MB, with rounding", peak_memory())
     show("trained with rounding, Keras", task.score(task.answers(rounded)))
     report = score_of_file("trained with rounding", rounded, arguments.quantization)
     checks = report.verification.checks
@@ -114,10 +111,6 @@ def main() -> None:
     show("difference, the file as it runs", max(x.relative_error for x in checks))
     with (arguments.folder / "results.jsonl").open("a") as file:
         file.write(json.dumps(results) + "\n")
-
-
-def peak_memory() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 class Timer:
