@@ -94,6 +94,16 @@ def _is_float(leaf: Tensor) -> bool:
     return keras.ops.is_tensor(leaf) and "float" in keras.backend.standardize_dtype(leaf.dtype)
 
 
+def has_adapters(layer: keras.layers.Layer) -> bool:
+    """Whether a layer, or one inside it, has LoRA adapters.
+
+    >>> from keras_tfm.layers.base_layer import Projection, has_adapters
+    >>> has_adapters(Projection(4))
+    False
+    """
+    return any(getattr(x, "lora_enabled", False) for x in (layer, *sublayers(layer)))
+
+
 _separate: ContextVar[bool] = ContextVar("separate", default=False)
 
 

@@ -16,7 +16,7 @@ import keras
 from keras import ops
 
 from keras_tfm.keras_internals import float_kernel, sublayers
-from keras_tfm.models.with_dtype import has_adapters, recreate
+from keras_tfm.models.with_dtype import recreate
 
 
 def is_quantized(model: keras.Model) -> bool:
@@ -35,7 +35,8 @@ def dequantize(model: keras.Model) -> keras.Model:
     _, copy = recreate(model, lambda layer, config: _plain(config), "without quantization")
     for old, new in zip(_leaves(model), _leaves(copy), strict=True):
         weights = [ops.convert_to_tensor(x) for x in old.weights]
-        if getattr(old, "quantization_mode", None) is not None or has_adapters(old):
+        has_adapter = getattr(old, "lora_enabled", False)
+        if getattr(old, "quantization_mode", None) is not None or has_adapter:
             if not isinstance(old, keras.layers.Dense):
                 raise ValueError(
                     f"{old.path} ({type(old).__name__}) is quantized by Keras, which has no way "

@@ -8,7 +8,6 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.keras_internals import own_trainable_variables, sublayers
 from keras_tfm.models.heads.text_heads import backbone
 from keras_tfm.models.model import Model
-from keras_tfm.models.quantization.state import quantization_of
 
 
 def enable_lora(
@@ -40,8 +39,7 @@ def enable_lora(
     Raises:
         TypeError: the model was not made by a builder, or rank is not an integer.
         ValueError: a name is not that of a projection in the blocks, or the rank is not positive,
-            or the model has adapters already, or is trained with rounded weights
-            (`enable_quantization`).
+            or the model has adapters already.
 
     Example:
 
@@ -60,11 +58,6 @@ def enable_lora(
             "expected a model made by a builder of keras_tfm.models, got "
             f"{model.name if isinstance(model, keras.Model) else type(model).__name__}; for others "
             "call enable_lora of the layers"
-        )
-    if quantization_of(model) is not None:
-        raise ValueError(
-            f"{model.name} is trained with rounded weights, which a file could not merge adapters "
-            "into: call disable_quantization first"
         )
     projections = [
         layer

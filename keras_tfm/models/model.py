@@ -21,7 +21,9 @@ from keras_tfm.models.quantization.state import (
     TrainedQuantization,
     quantization_of,
     round_values,
+    rounded_beside_adapters,
     rounded_reads,
+    saved_quantization,
     set_quantization,
 )
 from keras_tfm.models.without_storage import allocate_if_missing
@@ -204,16 +206,16 @@ class Model(Base):
 
     def mark_clone(self, outputs: list[Any]) -> None:
         """Tells the clone that `keras.models.clone_model` makes of `outputs` how to round."""
-        state = quantization_of(self)
-        if state is not None:
-            outputs[0]._keras_tfm_quantization = state.get_config()
+        config = saved_quantization(self)
+        if config is not None:
+            outputs[0]._keras_tfm_quantization = config
 
     def get_config(self) -> Config:
         """The configuration of the graph and its layers."""
-        state = quantization_of(self)
+        quantization = saved_quantization(self)
         with object_sharing_scope():
             config = dict(super().get_config())
-        return config if state is None else {**config, "trained_quantization": state.get_config()}
+        return config if quantization is None else {**config, "trained_quantization": quantization}
 
     @classmethod
     def from_config(cls, config: Config, custom_objects: Any = None) -> Any:
@@ -234,12 +236,22 @@ class Model(Base):
                 f"{self.name} must be saved as .keras, got {filepath}: Keras cannot load an .h5 "
                 f"file with operations beside layers, such as {type(operations[0]).__name__}"
             )
-        super().save(filepath, *args, **kwargs)
+        with rounded_beside_adapters(self):
+            super().save(filepath, *args, **kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        """`keras.Model.save_weights`; adapters are merged into the weights that are computed with.
+
+        That is, into the rounded ones of `models.enable_quantization`.
+        """
+        with rounded_beside_adapters(self):
+            super().save_weights(*args, **kwargs)
 
     def __reduce__(self) -> Any:
         """What `pickle` carries: a `.keras` file with the optimizer's state."""
         custom = None if type(self) is _FunctionalModel else type(self)
-        return _unpickle, (saved_content(self), custom)
+        with rounded_beside_adapters(self):
+            return _unpickle, (saved_content(self), custom)
 
     @_Part
     def family(self) -> str | None:

@@ -14,7 +14,6 @@ from keras_tfm.models.quantization.state import (
     quantization_of,
     set_quantization,
 )
-from keras_tfm.models.with_dtype import has_adapters
 
 WIDTHS = ("int8", "int4")
 
@@ -44,6 +43,12 @@ def enable_quantization(
     of layers whose number of inputs is no multiple of 32 get 8 bits. All others, such as tables
     of positions and `keras.layers.Embedding`, stay float32, in the file too.
 
+    LoRA adapters (`enable_lora`, before or after) stay in float32 beside the frozen, rounded
+    kernels, as in "QLoRA: Efficient Finetuning of Quantized LLMs" (arXiv:2305.14314): W + A B is
+    s round(W / s) + A B. `export_tflite(..., separate_adapters=True)` and `save_adapter` store
+    both as they are. `with_dtype` and `.keras` files merge them into float32 weights, which are on
+    no grid: enable rounding again, and train a little more.
+
     Train in float32 first; then a short training with rounding and a lower learning rate, a tenth
     of the steps, regains most of what "int4" loses. The state is part of `.keras` files, of
     `clone_model` and of `with_dtype`. `disable_quantization` ends it, `without_quantization` for
@@ -63,7 +68,7 @@ def enable_quantization(
     Raises:
         TypeError: the model is not a functional `keras_tfm.Model`, or names are one string.
         ValueError: another width; a layer is unknown; rounding is enabled already; the model was
-            quantized by Keras or has LoRA adapters; or it has no weight that would be rounded.
+            quantized by Keras; or it has no weight that would be rounded.
 
     Example:
 
@@ -105,11 +110,6 @@ def enable_quantization(
         raise ValueError(
             f"{model.name} is quantized by Keras, which cannot train it further: use the model as "
             "it was before quantize()"
-        )
-    if any(has_adapters(x) for x in sublayers(model)):
-        raise ValueError(
-            f"{model.name} has LoRA adapters, which a rounded file merges: merge them first, with "
-            "models.with_dtype(model, 'float32')"
         )
     state = TrainedQuantization(model, quantization, keep_float, keep_int8)
     if not state.weights:

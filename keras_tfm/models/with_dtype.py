@@ -12,7 +12,8 @@ from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
 from keras_tfm.models.quantization.state import (
     TrainedQuantization,
-    quantization_of,
+    rounded_beside_adapters,
+    saved_quantization,
     set_quantization,
 )
 
@@ -36,7 +37,8 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
 
     Returns:
         A model with the same layer names and weights, not compiled. LoRA adapters (`enable_lora`)
-        are merged into the weights that they adapt.
+        are merged into the weights that they adapt; beside rounded weights
+        (`enable_quantization`), into these, and the copy is not rounded further.
 
     Raises:
         TypeError: the model is not functional.
@@ -72,7 +74,7 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
     adapted = [
         (x, y)
         for x, y in zip(sublayers(plain), sublayers(copy), strict=True)
-        if has_adapters(x) and x.quantization_mode is None
+        if getattr(x, "lora_enabled", False) and x.quantization_mode is None
     ]
     adapters = {id(getattr(x, y)) for x, _ in adapted for y in ADAPTERS if hasattr(x, y)}
     weights = [x for x in model.weights if id(x) not in adapters]
@@ -82,16 +84,17 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
             f"{model.name} cannot be recreated in {_name(policy)} from its layers' get_config(): "
             f"expected the weights {wanted}, got {found}"
         )
-    for new, old in zip(copy.weights, weights, strict=True):
-        # On JAX, a model gives its arrays away when it predicts: no two may share one.
-        new.assign(keras.ops.copy(keras.ops.cast(old, new.dtype)))
-    for layer, new in adapted:
-        name = "kernel" if hasattr(layer, "kernel") else "embeddings"
-        variable = getattr(new, name)
-        variable.assign(keras.ops.cast(getattr(layer, name), variable.dtype))  # W + alpha / r A B
-    state = quantization_of(model)
-    if state is not None:
-        set_quantization(copy, TrainedQuantization(copy, **state.get_config()))
+    with rounded_beside_adapters(model):
+        for new, old in zip(copy.weights, weights, strict=True):
+            # On JAX, a model gives its arrays away when it predicts: no two may share one.
+            new.assign(keras.ops.copy(keras.ops.cast(old, new.dtype)))
+        for layer, new in adapted:
+            name = "kernel" if hasattr(layer, "kernel") else "embeddings"
+            variable = getattr(new, name)  # W + alpha / r A B
+            variable.assign(keras.ops.cast(getattr(layer, name), variable.dtype))
+    config = saved_quantization(model)
+    if config is not None:
+        set_quantization(copy, TrainedQuantization(copy, **config))
     return copy
 
 
@@ -129,9 +132,13 @@ def recreate(
     return plain, copy
 
 
-def has_adapters(layer: keras.layers.Layer) -> bool:
-    """Whether a layer has LoRA adapters."""
-    return bool(getattr(layer, "lora_enabled", False))
+def copy_adapters(model: keras.Model, copy: keras.Model) -> None:
+    """Gives a copy by `with_dtype`, which merged the adapters, the model's kernels and adapters."""
+    for old, new in zip(sublayers(model), sublayers(copy), strict=True):
+        if getattr(old, "lora_enabled", False):
+            new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
+            for source, variable in zip(old.weights, new.weights, strict=True):
+                variable.assign(keras.ops.cast(source, variable.dtype))
 
 
 def _leaf_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:

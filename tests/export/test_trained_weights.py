@@ -6,8 +6,8 @@ import pytest
 from compare import to_numpy
 
 import keras_tfm
-from keras_tfm import layers, models
-from keras_tfm.export import calibrate, export_tflite
+from keras_tfm import layers, models, runtime
+from keras_tfm.export import calibrate, export_tflite, save_adapter
 from keras_tfm.export.quantization.trained_weights import rounded_copy
 from keras_tfm.export.verification import verify
 from keras_tfm.export.verification.float_file import FloatFile
@@ -139,6 +139,56 @@ def test_a_wrong_weight_is_found(tmp_path, monkeypatch):
     with pytest.raises(verify.VerificationError, match="a weight or an operator differs"):
         export_tflite(model, tmp_path / "model.tflite", quantization="int8", source_length=6)
     assert not (tmp_path / "model.tflite").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_adapters_beside_the_trained_grid(dtype, tmp_path):
+    """QLoRA: one base file with the trained integers, and an adapter file for each task."""
+    model = randomize(models.with_dtype(gpt(), dtype))
+    models.enable_lora(model, 4, 6.0)
+    models.enable_quantization(model, "int4")
+    wanted = grid_values(model)
+    path = tmp_path / "base.tflite"
+    report = export_tflite(model, path, ["predict", "generate"], "int4", source_length=6,
+                           max_length=8, prompt_length=3, separate_adapters=True)  # fmt: skip
+    for check in report.verification.checks:
+        assert check.graph_error <= 1e-4 == check.graph_tolerance
+    graph = FloatFile(path.read_bytes())
+    stored = [x.values for x in graph.stored.values()]
+    assert len(stored) == len(wanted)
+    for name, rows in wanted.items():
+        assert any(x.shape == rows.shape and np.array_equal(x, rows) for x in stored), name
+    ids = np.random.default_rng(1).integers(1, 41, (4, 6)).astype("int32")
+    results = []
+    for seed in range(2):
+        model.compile(keras.optimizers.Adam(3e-2), "sparse_categorical_crossentropy")
+        model.fit(ids, np.roll(ids, seed + 1, axis=1), epochs=2, verbose=0)
+        adapter = save_adapter(model, tmp_path / f"{seed}.npz")
+        for check in verify.verify(model, path, adapter=adapter).checks:
+            assert check.graph_error <= 1e-4 == check.graph_tolerance
+        results.append(runtime.load(path, adapter=adapter).predict(ids)["output"])
+    assert np.abs(results[0] - results[1]).max() > 0.1
+    # The integers are those of before the training.
+    for name, rows in grid_values(model).items():
+        np.testing.assert_array_equal(rows, wanted[name])
+    for run in (
+        lambda: export_tflite(model, tmp_path / "merged.tflite", quantization="int4"),
+        lambda: verify.verify(model, path),
+    ):
+        with pytest.raises(ValueError, match="has LoRA adapters beside rounded weights") as error:
+            run()
+        assert "\n" not in str(error.value)
+    # Merged: another training puts the sum on a grid of its own.
+    merged = models.with_dtype(model, "float32")
+    models.enable_quantization(merged, "int4")
+    report = export_tflite(merged, tmp_path / "merged.tflite", quantization="int4",
+                           source_length=6)  # fmt: skip
+    assert report.verification.checks[0].graph_error <= 1e-4
+    other = FloatFile((tmp_path / "merged.tflite").read_bytes())
+    name = next(x for x in wanted if "query_key_value" in x)
+    ours = grid_values(merged)[name]
+    assert any(np.array_equal(x.values, ours) for x in other.stored.values())
+    assert not np.array_equal(ours, wanted[name])
 
 
 def test_half_precision_and_the_grid(tmp_path):

@@ -1,6 +1,7 @@
 """Quantization-aware training: every way to run a model reads the rounded weights."""
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -206,6 +207,27 @@ def test_a_callback_may_begin_it():
     assert losses[2] != pytest.approx(losses[1], rel=1e-4)
 
 
+def test_a_schedule_begins_at_a_step():
+    """Within an epoch: the first batch in float32, all later ones rounded."""
+    model = tied()
+
+    class Round(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if int(self.model.optimizer.iterations) == 1:
+                models.enable_quantization(self.model, "int4")
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(1e-6), loss)
+    options = {"batch_size": 1, "shuffle": False, "verbose": 0}
+    exact = [model.evaluate(IDS[i : i + 1], IDS[i : i + 1], verbose=0) for i in range(2)]
+    found = model.fit(IDS, IDS, epochs=2, callbacks=[Round()], **options).history["loss"]
+    rounded = [model.evaluate(IDS[i : i + 1], IDS[i : i + 1], verbose=0) for i in range(2)]
+    assert exact[0] != pytest.approx(rounded[0], rel=1e-3)
+    assert found == pytest.approx(
+        [(exact[0] + rounded[1]) / 2, (rounded[0] + rounded[1]) / 2], rel=1e-5
+    )
+
+
 @tensorflow_only
 def test_losses_of_layers_are_kept():
     x = keras.Input((64,))
@@ -234,6 +256,54 @@ def test_batch_statistics_move():
     assert all(np.any(to_numpy(x) != y) for x, y in zip(moving, before, strict=True))
 
 
+@pytest.mark.parametrize("first", ["adapters", "rounding"])
+def test_adapters_in_float_beside_rounded_weights(first, tmp_path):
+    """QLoRA: the base stays as it is, A and B train; copies compute the same in float32."""
+    model = gpt()
+    if first == "rounding":
+        models.enable_quantization(model, "int4")
+    models.enable_lora(model, 2, 4.0, ["query_key_value", "inner"])
+    if first == "adapters":
+        models.enable_quantization(model, "int4")
+    assert len(quantization_of(model).weights) == 9
+    base = {x.variable.path: to_numpy(x.variable) for x in quantization_of(model).weights}
+    before = to_numpy(model(IDS))
+    losses = trained(model, 3)
+    assert losses[2] < losses[0]
+    for x in quantization_of(model).weights:
+        np.testing.assert_array_equal(to_numpy(x.variable), base[x.variable.path])
+    wanted = to_numpy(model(IDS))
+    assert np.abs(wanted - before).max() > 1e-3
+    # s round(W / s) + alpha / r A B, by hand.
+    layer = model.get_layer("decoder_0").self_attention.query_key_value
+    grid = next(x.grid for x in quantization_of(model).weights if x.variable.path == layer.path
+                + "/kernel")  # fmt: skip
+    kernel = base[f"{layer.path}/kernel"]
+    merged = grid.values(*grid.round(kernel), kernel.shape)
+    merged = merged + 2 * to_numpy(layer.lora_kernel_a) @ to_numpy(layer.lora_kernel_b)
+    model.save(tmp_path / "model.keras")
+    weights = tmp_path / "model.weights.h5"
+    model.save_weights(weights)
+    plain = gpt()
+    plain.load_weights(weights)
+    copies = [
+        models.with_dtype(model, "float32"),
+        keras.models.load_model(tmp_path / "model.keras"),
+        pickle.loads(pickle.dumps(model)),
+        plain,
+    ]
+    for copy in copies:
+        assert quantization_of(copy) is None
+        assert_close(copy(IDS), wanted, 1e-5)
+        found = copy.get_layer("decoder_0").self_attention.query_key_value.kernel
+        assert_close(found, merged, 1e-6)
+    # Merged onto the grid by a last training.
+    models.enable_quantization(copies[1], "int4")
+    rounded = to_numpy(copies[1](IDS))
+    assert np.abs(rounded - wanted).max() > 1e-3
+    assert trained(copies[1])[1] < losses[0]
+
+
 def small(units=3, width=64, kind=keras_tfm.Model):
     x = keras.Input((width,))
     return kind(x, keras.layers.Dense(units, name="head")(x), name="small")
@@ -249,18 +319,6 @@ def quantized_by_keras():
     model = small(8)
     model.quantize("int8", filters="head")
     models.enable_quantization(model, "int4")
-
-
-def with_adapters():
-    model = gpt()
-    models.enable_lora(model, 2)
-    models.enable_quantization(model, "int4")
-
-
-def adapters_after():
-    model = gpt()
-    models.enable_quantization(model, "int4")
-    models.enable_lora(model, 2)
 
 
 ERRORS = {
@@ -286,8 +344,6 @@ ERRORS = {
     ),
     "twice": (enable_twice, "small is trained with int4 weights already"),
     "quantized by Keras": (quantized_by_keras, "small is quantized by Keras"),
-    "adapters": (with_adapters, "has LoRA adapters"),
-    "adapters after": (adapters_after, "is trained with rounded weights"),
     "disable": (lambda: models.disable_quantization(small()), "call enable_quantization first"),
 }
 

@@ -13,6 +13,7 @@ from keras_tfm.export.graph.schema import ModelT
 from keras_tfm.export.quantization.kept_layers import exact_buffers
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.layers.base_layer import Projection, separate_adapters
+from keras_tfm.models.quantization.state import quantization_of
 from keras_tfm.models.with_dtype import ADAPTERS
 from keras_tfm.runtime import adapters as files
 from keras_tfm.runtime import flatbuffer
@@ -112,10 +113,14 @@ def fingerprint(model: keras.Model) -> str:
         for name in ADAPTERS
         if hasattr(layer, name)
     }
-    digests = []
+    state, digests = quantization_of(model), []
+    grids = {} if state is None else {id(x.variable): x.grid for x in state.weights}
     for weight in model.weights:
         if id(weight) not in own:
             array = _array(weight)
+            if id(weight) in grids:  # as in a file, of a model trained with rounding
+                grid = grids[id(weight)]
+                array = grid.values(*grid.round(array), array.shape)
             digests.append(hashlib.sha256(str(array.shape).encode() + array.tobytes()).hexdigest())
     return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
 

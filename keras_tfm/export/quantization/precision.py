@@ -19,6 +19,7 @@ from keras_tfm.keras_internals import sublayers
 from keras_tfm.models import with_dtype
 from keras_tfm.models.dequantize import dequantize, is_quantized
 from keras_tfm.models.quantization.state import quantization_of
+from keras_tfm.models.with_dtype import copy_adapters
 
 _log = logging.getLogger(__name__)
 
@@ -42,10 +43,11 @@ def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
 
     Raises:
         ValueError: a layer computes in float64, or in half precision regardless of its policy;
-            or its adapters must stay apart from kernels that Keras quantized.
+            or its adapters must stay apart from kernels that Keras quantized, or be merged into
+            rounded ones.
     """
     if quantization_of(model) is not None:
-        return rounded_copy(model)
+        return rounded_copy(model, merge_adapters)
     if is_quantized(model):
         if not merge_adapters:
             raise ValueError(
@@ -62,7 +64,7 @@ def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
         _log.info("copying %s in float32", model.name)
         copy = with_dtype(model, "float32")
         if not merge_adapters:
-            _copy_adapters(model, copy)
+            copy_adapters(model, copy)
         model = copy
     other = _first(model, (*HALVES, "float64"))
     if other is not None:
@@ -71,15 +73,6 @@ def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
             f"{other.compute_dtype}: build the model with dtype='float32' and call set_weights"
         )
     return model
-
-
-def _copy_adapters(model: keras.Model, copy: keras.Model) -> None:
-    """Gives a copy whose kernels have merged adapters the model's kernels and adapters."""
-    for old, new in zip(sublayers(model), sublayers(copy), strict=True):
-        if getattr(old, "lora_enabled", False):
-            new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
-            for source, variable in zip(old.weights, new.weights, strict=True):
-                variable.assign(keras.ops.cast(source, variable.dtype))
 
 
 def _first(model: keras.Model, dtypes: tuple[str, ...]) -> keras.layers.Layer | None:

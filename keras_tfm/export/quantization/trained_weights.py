@@ -28,13 +28,14 @@ from keras_tfm.export.graph.graph_editor import GraphEditor
 from keras_tfm.export.graph.schema import ModelT, OperatorT
 from keras_tfm.export.quantization.four_bits import store_int4_levels, store_int8_levels
 from keras_tfm.keras_internals import read_value
-from keras_tfm.models import with_dtype
+from keras_tfm.layers.base_layer import has_adapters
+from keras_tfm.models import with_dtype, without_quantization
 from keras_tfm.models.quantization.rounding import BLOCK, Grid, row_parts
 from keras_tfm.models.quantization.state import (
     TrainedQuantization,
     quantization_of,
-    set_quantization,
 )
+from keras_tfm.models.with_dtype import copy_adapters
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest.storage import import_litert
 
@@ -81,15 +82,26 @@ class _Match(NamedTuple):
     factors: np.ndarray
 
 
-def rounded_copy(model: keras.Model) -> keras.Model:
+def rounded_copy(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
     """A float32 copy whose variables are rounded, of a model of `models.enable_quantization`.
 
     It computes what the model computes, and `trained_weights` knows its grids.
+
+    Raises:
+        ValueError: LoRA adapters would be merged into rounded weights.
     """
-    copy = with_dtype(model, "float32")
-    state = quantization_of(copy)
-    assert state is not None
-    set_quantization(copy, None)
+    if merge_adapters and has_adapters(model):
+        raise ValueError(
+            f"{model.name} has LoRA adapters beside rounded weights: keep them apart "
+            "(separate_adapters=True, verify(adapter=)), or merge them with models.with_dtype("
+            "model, 'float32'), call enable_quantization of the result, and train it a little more"
+        )
+    known = quantization_of(model)
+    assert known is not None
+    with without_quantization(model):  # the weights behind the rounded ones
+        copy = with_dtype(model, "float32")
+        copy_adapters(model, copy)
+    state = TrainedQuantization(copy, **known.get_config())
     weights = []
     for variable, grid in state.weights:
         latent = keras.ops.convert_to_numpy(variable)

@@ -78,14 +78,19 @@ def _weights_of(layer: keras.Layer) -> Iterator[tuple[keras.Variable, tuple[int,
     if isinstance(layer, TokenEmbedding):
         yield layer.embeddings, (1, 2)
     elif isinstance(layer, keras.layers.Dense):
-        yield layer.kernel, (0, 1)
+        yield _kernel(layer), (0, 1)
     elif _is_convolution(layer):
         if layer.groups == 1:
-            yield layer.kernel, (0, len(layer.kernel.shape) - 1)
+            yield _kernel(layer), (0, len(layer.kernel.shape) - 1)
     elif isinstance(layer, keras.layers.EinsumDense):
         inputs = _input_axes(layer.equation)
         if inputs is not None:
-            yield layer.kernel, inputs
+            yield _kernel(layer), inputs
+
+
+def _kernel(layer: keras.Layer) -> keras.Variable:
+    """The variable: `layer.kernel` has the adapter of LoRA in it."""
+    return next(x for x in layer.variables if x.name == "kernel")
 
 
 def _input_axes(equation: str) -> tuple[int, int] | None:

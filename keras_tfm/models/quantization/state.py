@@ -18,6 +18,7 @@ from typing import Any
 import keras
 
 from keras_tfm.keras_internals import current_stateless_scope, value_without_autocast
+from keras_tfm.layers.base_layer import has_adapters
 from keras_tfm.layers.types import Config, Tensor
 from keras_tfm.models.quantization.rounded_weights import rounded_weights
 
@@ -63,6 +64,15 @@ def quantization_of(model: Any) -> TrainedQuantization | None:
     return found
 
 
+def saved_quantization(model: keras.Model) -> Config | None:
+    """The arguments of the rounding that files and copies of a model have; None: there is none.
+
+    Adapters are merged there, and rounded weights with them are on no grid.
+    """
+    state = quantization_of(model)
+    return None if state is None or has_adapters(model) else state.get_config()
+
+
 def set_quantization(model: keras.Model, state: TrainedQuantization | None) -> None:
     """Sets what `quantization_of` returns, and makes the model's compiled functions again.
 
@@ -101,6 +111,24 @@ def rounded_reads(model: keras.Model) -> Iterator[list[Tensor]]:
     }
     with _Scope(values) as scope:
         yield [] if scope.outer is not None else scope.losses
+
+
+@contextmanager
+def rounded_beside_adapters(model: keras.Model) -> Iterator[None]:
+    """The context in which a model is saved or copied: with adapters, its weights are rounded."""
+    state = quantization_of(model)
+    if state is None or not has_adapters(model):
+        yield
+        return
+    # Assigned, not read in a scope: in one, Keras cannot save the state of an optimizer.
+    before = [keras.ops.copy(value_without_autocast(x.variable)) for x in state.weights]
+    try:
+        for (variable, grid), value in zip(state.weights, before, strict=True):
+            variable.assign(grid.straight_through(value))
+        yield
+    finally:
+        for (variable, _), value in zip(state.weights, before, strict=True):
+            variable.assign(value)
 
 
 class _Scope(keras.StatelessScope):
