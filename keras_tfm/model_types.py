@@ -24,7 +24,7 @@ KINDS = {
     "images and texts": "Images and texts",
     "speech": "Speech",
 }
-_PAD_1 = "`pad_token_id`, usually 1"
+_PAD_0, _PAD_1 = "`pad_token_id`, usually 0", "`pad_token_id`, usually 1"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ModelType:
 # Of several types with one builder, a model is saved as the first whose `is_of` it satisfies.
 MODEL_TYPES = (
     ModelType(
-        "bert", "BERT", "encoders.bert:BERT", "bert", "encoder", padding="0",
+        "bert", "BERT", "encoders.bert:BERT", "bert", "encoder", padding=_PAD_0,
         vocabularies={"": 30522}, tokenizer="BertTokenizer",
     ),
     ModelType(
@@ -79,19 +79,19 @@ MODEL_TYPES = (
     ),
     ModelType(
         "distilbert", "DistilBERT", "encoders.distilbert:DISTILBERT", "distilbert", "encoder",
-        padding="0", vocabularies={"": 30522}, tokenizer="BertTokenizer",
+        padding=_PAD_0, vocabularies={"": 30522}, tokenizer="BertTokenizer",
     ),
     ModelType(
-        "electra", "ELECTRA", "encoders.electra:ELECTRA", "electra", "encoder", padding="0",
+        "electra", "ELECTRA", "encoders.electra:ELECTRA", "electra", "encoder", padding=_PAD_0,
         vocabularies={"": 30522}, tokenizer="BertTokenizer",
     ),
     ModelType(
-        "albert", "ALBERT", "encoders.albert:ALBERT", "albert", "encoder", padding="0",
+        "albert", "ALBERT", "encoders.albert:ALBERT", "albert", "encoder", padding=_PAD_0,
         vocabularies={"": 30000}, tokenizer="AlbertTokenizer",
     ),
     ModelType(
         "deberta-v2", "DeBERTa v2 and v3, mDeBERTa", "encoders.deberta:DEBERTA", "deberta",
-        "encoder", padding="0", vocabularies={"": 128100},
+        "encoder", padding=_PAD_0, vocabularies={"": 128100},
     ),
     ModelType(
         "modernbert", "ModernBERT", "encoders.modernbert:MODERNBERT", "modernbert", "encoder",
@@ -160,7 +160,8 @@ MODEL_TYPES = (
     ),
     ModelType(
         "t5", "T5 1.0 and 1.1", "encoder_decoders.t5:T5", "t5", "encoder-decoder",
-        padding="0 in the source", vocabularies={"": 32128}, tokenizer="T5Tokenizer",
+        padding="`pad_token_id` in the source, usually 0", vocabularies={"": 32128},
+        tokenizer="T5Tokenizer",
     ),
     ModelType(
         "bart", "BART", "encoder_decoders.bart:BART", "bart", "encoder-decoder", padding=_PAD_1,

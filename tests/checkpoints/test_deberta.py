@@ -82,7 +82,7 @@ def test_a_table_of_positions_is_expected_where_the_configuration_has_one(folder
         {"conv_kernel_size": 4},
         {"conv_groups": 2},
         {"conv_act": "mish"},
-        {"pad_token_id": 3},
+        {"pad_token_id": 10**6},
         {"pooler_hidden_size": 7},
         {"pooler_hidden_act": "mish"},
         {"attention_head_size": 4},

@@ -330,7 +330,7 @@ def test_another_head_takes_what_was_learnt():
         ("bert_model", {"position_embedding_type": "relative_key"}),
         ("bert_model", {"is_decoder": True}),
         ("bert_model", {"add_cross_attention": True}),
-        ("bert_model", {"pad_token_id": 3}),
+        ("bert_model", {"pad_token_id": 10**6}),
         ("bert_model", {"hidden_act": "laplace"}),
         ("bert_model", {"hidden_size": "wide"}),
         ("bert_model", {"num_hidden_layers": 10**9}),

@@ -58,13 +58,21 @@ MODELS = [
     ),
     ("T5Model", {**T5, "num_decoder_layers": 1, "relative_attention_max_distance": 19}),
     ("T5EncoderModel", {**T5, "layer_norm_epsilon": 0.2}),
+    ("T5ForConditionalGeneration", {**T5, "pad_token_id": 4, "decoder_start_token_id": 3}),
 ]
+
+
+def tokens_of(pad_id):
+    """`TOKENS` with another padding id, for which 0 is a token."""
+    changed = {0: pad_id or 0, pad_id: 0}
+    return np.vectorize(lambda x: changed.get(x, x))(TOKENS).astype(TOKENS.dtype)
 
 
 def outputs_of_torch(model):
     """The outputs of a model of transformers, in the order of ours."""
     kind = type(model).__name__
-    inputs = {"input_ids": TOKENS, "attention_mask": (TOKENS != 0).astype("int64")}
+    ids = tokens_of(model.config.pad_token_id)
+    inputs = {"input_ids": ids, "attention_mask": (TOKENS != 0).astype("int64")}
     if "GPT" in kind:
         del inputs["attention_mask"]
     if kind in ("T5Model", "T5ForConditionalGeneration"):
@@ -83,9 +91,9 @@ def outputs_of_torch(model):
 
 
 def outputs_of_keras(model):
-    arrays = {"tokens": TOKENS, "segments": (TOKENS > 6).astype("int64")}
-    arrays |= {"source": TOKENS, "target": TARGET}
-    inputs = TOKENS
+    inputs = tokens_of(model.arguments["pad_id"])
+    arrays = {"tokens": inputs, "segments": (TOKENS > 6).astype("int64")}
+    arrays |= {"source": inputs, "target": TARGET}
     if isinstance(model.input, dict):
         inputs = {name: arrays[name] for name in model.input}
     outputs = run(model, inputs)
@@ -105,6 +113,8 @@ FAST = {
 }
 
 
+# transformers ties T5 1.1 by force, and does not scale it.
+@pytest.mark.filterwarnings("ignore:t5.*transformers before version 5 scales the output only")
 @pytest.mark.parametrize(("name", "options"), one_of_each(MODELS, FAST))
 def test_both_ways(name, options, tmp_path):
     torch.manual_seed(0)

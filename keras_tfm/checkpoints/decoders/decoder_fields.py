@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Config, Fields
-from keras_tfm.checkpoints.encoders.bert import label_fields
+from keras_tfm.checkpoints.encoders.bert import label_fields, saved_pad_id
 from keras_tfm.checkpoints.family import Architecture
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.models.decoders.causal_decoder import each_window
@@ -57,13 +57,7 @@ def classifier_fields(model: models.Model, architecture: str) -> Fields:
     """The fields of a classifier: class names and padding id."""
     if not architecture.endswith("ForSequenceClassification"):
         return {}
-    pad_id = model.arguments["pad_id"]
-    if pad_id is not None and pad_id < 0:
-        raise ValueError(
-            f"{model.name}: transformers pads with an id of the vocabulary, and the model with "
-            f"{pad_id}: give the builder the pad_id of the tokenizer"
-        )
-    return {"pad_token_id": pad_id, **label_fields(model)}
+    return {"pad_token_id": saved_pad_id(model), **label_fields(model)}
 
 
 def architectures(name: str | None, language_model: str, base: str) -> dict[str, Architecture]:

@@ -5,6 +5,7 @@ from functools import partial
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import ACTIVATIONS, Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.encoders.bert import saved_pad_id
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, rms_norm
@@ -53,7 +54,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
 
 
 def _arguments(config: Config, named: Named) -> Arguments:
-    config.only(is_decoder=False, pad_token_id=0, pruned_heads={}, is_causal=True)
+    config.only(is_decoder=False, pruned_heads={}, is_causal=True)
     if named.begins("decoder."):
         config.only(is_encoder_decoder=True)
     form = config.text("feed_forward_proj", "relu")
@@ -63,10 +64,13 @@ def _arguments(config: Config, named: Named) -> Arguments:
     default = "gelu_new" if form == "gated-gelu" else name
     if "dense_act_fn" not in config.fields and default not in ACTIVATIONS:
         config.refuse("feed_forward_proj", form, f"one of {list(ACTIVATIONS)}, or gated- and one")
+    size = config.integer("vocab_size", 32128)
+    pad_id = config.integer("pad_token_id", 0, minimum=0, maximum=size - 1)
+    start = config.integer("decoder_start_token_id", pad_id, minimum=0, maximum=size - 1)
     tied = config.flag("tie_word_embeddings", True)
     untied = "lm_head.weight" in named.own and not named.same("lm_head.weight", "shared.weight")
     return {
-        "vocabulary_size": config.integer("vocab_size", 32128),
+        "vocabulary_size": size,
         "dim": config.integer("d_model", 512),
         "num_layers": config.integer("num_layers", 6, maximum=1000),
         "num_decoder_layers": config.integer("num_decoder_layers", None, maximum=1000),
@@ -85,6 +89,8 @@ def _arguments(config: Config, named: Named) -> Arguments:
         "scale_output": config.flag(  # null means false, as in transformers
             "scale_decoder_outputs", tied and "scale_decoder_outputs" not in config.fields
         ),
+        "pad_id": pad_id,
+        "start_id": start,
     }
 
 
@@ -102,6 +108,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     activation = activation_name(given["activation"])
     logits, decoder = architecture == "T5ForConditionalGeneration", architecture != "T5EncoderModel"
     layers, tied, scaled = given["num_decoder_layers"], given["tie_output"], given["scale_output"]
+    start = given["start_id"]
     if logits and scaled not in (None, tied):
         warnings.warn(
             f"{model.name}: transformers before version 5 scales the output only if it is tied, "
@@ -126,9 +133,9 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "is_gated_act": given["gated"],
         "tie_word_embeddings": tied or not logits,
         "is_encoder_decoder": decoder,
-        "pad_token_id": 0,
+        "pad_token_id": saved_pad_id(model),
         "eos_token_id": 1,
-        "decoder_start_token_id": 0,
+        "decoder_start_token_id": given["pad_id"] if start is None else start,
     }
     if decoder:
         fields["num_decoder_layers"] = given["num_layers"] if layers is None else layers

@@ -13,6 +13,7 @@ _LAYER = "encoder.layer.{i}"
 
 _DEFAULTS = {
     "vocab_size": 30522, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
+    "pad_token_id": 0,
 }  # fmt: skip
 # The rows of the encoder, which RoBERTa and ELECTRA share.
 ENCODER = (
@@ -39,12 +40,11 @@ TABLE = (
 )
 
 
-def encoder_arguments(config: Config, named: Named, pad_id: int = 0, **defaults: int) -> Arguments:
+def encoder_arguments(config: Config, named: Named, **defaults: int) -> Arguments:
     """The builder's arguments that BERT and its successors have in common.
 
     Args:
         config, named: the configuration and the tensors' names.
-        pad_id: int, the only padding id.
         **defaults: values of fields that are missing in `config.json`, if they are not BERT's.
     """
     defaults = {**_DEFAULTS, **defaults}
@@ -53,11 +53,11 @@ def encoder_arguments(config: Config, named: Named, pad_id: int = 0, **defaults:
         is_decoder=False,
         add_cross_attention=False,
         pruned_heads={},
-        pad_token_id=pad_id,
     )
     check_tied(config, named)
+    size = config.integer("vocab_size", defaults["vocab_size"])
     return {
-        "vocabulary_size": config.integer("vocab_size", defaults["vocab_size"]),
+        "vocabulary_size": size,
         "dim": config.integer("hidden_size", defaults["hidden_size"]),
         "num_layers": config.integer("num_hidden_layers", 12, maximum=1000),
         "num_heads": config.integer("num_attention_heads", defaults["num_attention_heads"]),
@@ -68,7 +68,28 @@ def encoder_arguments(config: Config, named: Named, pad_id: int = 0, **defaults:
         "layer_norm_epsilon": config.number("layer_norm_eps", 1e-12),
         "max_length": config.integer("max_position_embeddings", 512),
         "num_segments": config.integer("type_vocab_size", 2),
+        "pad_id": read_pad_id(config, size, defaults["pad_token_id"]),
     }
+
+
+def read_pad_id(config: Config, vocabulary_size: int, default: int = 0) -> int:
+    """The padding id of an encoder."""
+    return config.integer("pad_token_id", default, minimum=0, maximum=vocabulary_size - 1)
+
+
+def saved_pad_id(model: models.Model) -> int | None:
+    """The field `pad_token_id`.
+
+    Raises:
+        ValueError: the model pads with an id that is not in the vocabulary.
+    """
+    pad_id = model.arguments["pad_id"]
+    if pad_id is not None and pad_id < 0:
+        raise ValueError(
+            f"{model.name}: transformers pads with an id of the vocabulary, and the model with "
+            f"{pad_id}: give the builder the pad_id of the tokenizer"
+        )
+    return pad_id
 
 
 def check_tied(config: Config, named: Named) -> None:
@@ -148,7 +169,7 @@ def encoder_fields(model: models.Model, architecture: str) -> Fields:
         "max_position_embeddings": given["max_length"],
         "type_vocab_size": given.get("num_segments", 0),
         "layer_norm_eps": given["layer_norm_epsilon"],
-        "pad_token_id": 0,
+        "pad_token_id": saved_pad_id(model),
         "tie_word_embeddings": True,
     }
     if architecture.endswith("Classification"):

@@ -2,7 +2,7 @@
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
-from keras_tfm.checkpoints.encoders.bert import check_tied, encoder_fields
+from keras_tfm.checkpoints.encoders.bert import check_tied, encoder_fields, read_pad_id
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, convolution, dense, norm
@@ -44,7 +44,6 @@ def _arguments(config: Config, named: Named) -> Arguments:
     dim = config.integer("hidden_size", 1536)
     num_heads = config.integer("num_attention_heads", 24)
     config.only(
-        pad_token_id=0,
         conv_groups=1,
         pooler_hidden_size=dim,
         attention_head_size=dim // num_heads,
@@ -58,8 +57,9 @@ def _arguments(config: Config, named: Named) -> Arguments:
     kernel_size = config.integer("conv_kernel_size", 0, minimum=0)
     if kernel_size and kernel_size % 2 == 0:
         config.refuse("conv_kernel_size", kernel_size, "0 or odd")
+    size = config.integer("vocab_size", 128100)
     return {
-        "vocabulary_size": config.integer("vocab_size", 128100),
+        "vocabulary_size": size,
         "dim": dim,
         "num_layers": config.integer("num_hidden_layers", 24, maximum=1000),
         "num_heads": num_heads,
@@ -70,6 +70,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
         "activation": config.activation("hidden_act", "gelu"),
         "layer_norm_epsilon": config.number("layer_norm_eps", 1e-7),
         "max_length": max_length,
+        "pad_id": read_pad_id(config, size),
         "absolute_positions": absolute,
         **_distances(config, max_length),
         "content_to_position": "c2p" in terms,

@@ -2,7 +2,7 @@
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
-from keras_tfm.checkpoints.encoders.bert import check_tied, label_fields
+from keras_tfm.checkpoints.encoders.bert import check_tied, label_fields, read_pad_id, saved_pad_id
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
@@ -29,10 +29,11 @@ TABLE = (
 
 
 def _arguments(config: Config, named: Named) -> Arguments:
-    config.only(pad_token_id=0, pruned_heads={})
+    config.only(pruned_heads={})
     check_tied(config, named)
+    size = config.integer("vocab_size", 30522)
     return {
-        "vocabulary_size": config.integer("vocab_size", 30522),
+        "vocabulary_size": size,
         "dim": config.integer("dim", 768),
         "num_layers": config.integer("n_layers", 6, maximum=1000),
         "num_heads": config.integer("n_heads", 12),
@@ -41,6 +42,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
         "attention_dropout": config.number("attention_dropout", 0.1, 1),
         "activation": config.activation("activation", "gelu"),
         "max_length": config.integer("max_position_embeddings", 512),
+        "pad_id": read_pad_id(config, size),
     }
 
 
@@ -91,7 +93,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "activation": activation_name(given["activation"]),
         "max_position_embeddings": given["max_length"],
         "sinusoidal_pos_embds": False,
-        "pad_token_id": 0,
+        "pad_token_id": saved_pad_id(model),
         "tie_word_embeddings": True,
     }
     if architecture.endswith("Classification"):

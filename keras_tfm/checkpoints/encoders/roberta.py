@@ -33,15 +33,14 @@ def _table(model: models.Model) -> tuple[Row, ...]:
 
 
 def _arguments(config: Config, named: Named) -> Arguments:
-    pad_id = config.integer("pad_token_id", 1, minimum=0)
     multilingual = config.text("model_type", None) == "xlm-roberta"
     vocab_size = 30522 if multilingual else 50265  # if the field is missing
-    arguments = encoder_arguments(config, named, pad_id, vocab_size=vocab_size)
+    arguments = encoder_arguments(config, named, vocab_size=vocab_size, pad_token_id=1)
+    pad_id = arguments["pad_id"]
     rows = config.integer("max_position_embeddings", 512, minimum=pad_id + 2)
     return {
         **arguments,
         "max_length": rows - pad_id - 1,
-        "pad_id": pad_id,
         "pooler": named.begins("pooler."),
         "multilingual": multilingual,
     }
@@ -82,7 +81,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     rows = given["max_length"] + given["pad_id"] + 1
     fields = encoder_fields(model, architecture)
-    return {**fields, "max_position_embeddings": rows, "pad_token_id": given["pad_id"]}
+    return {**fields, "max_position_embeddings": rows}
 
 
 ROBERTA = Family(

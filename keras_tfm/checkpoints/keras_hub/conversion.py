@@ -117,7 +117,7 @@ def from_keras_hub(
         try:
             preprocessing = read_preprocessing(source.preprocessor)
             notes += preprocessing.notes
-        except ValueError as error:
+        except (TypeError, ValueError) as error:  # of another class, or with other tokenizers
             reason = f"no preprocessing: {error}"
             notes.append(reason)
     return KerasHubImport(made, preprocessing, notes, reason)

@@ -28,8 +28,7 @@ def _blocks(backbone: Any) -> list[Any]:
 
 
 def _t5_arguments(settings: Settings) -> Arguments:
-    settings.check_pad_id(0)
-    return settings.rename(
+    arguments = settings.rename(
         vocabulary_size="vocabulary_size",
         dim="hidden_dim",
         num_layers="num_layers",
@@ -42,6 +41,7 @@ def _t5_arguments(settings: Settings) -> Arguments:
         layer_norm_epsilon="layer_norm_epsilon",
         tie_output="tie_embedding_weights",
     )
+    return {**arguments, "pad_id": settings.pad_id_or(0)}
 
 
 def _t5_stack(stack: str, layer: str, sublayers: tuple[str, ...], gated: bool) -> list[Row]:
@@ -118,7 +118,7 @@ def _bart_arguments(settings: Settings) -> Arguments:
         ),
         "activation": "gelu",
         "output_bias": False,
-        "pad_id": 1 if settings.pad_id is None else settings.pad_id,
+        "pad_id": settings.pad_id_or(1),
     }
 
 

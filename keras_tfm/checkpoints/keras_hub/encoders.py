@@ -19,15 +19,15 @@ def _sizes(model: models.Model) -> tuple[int, int]:
     return model.arguments["dim"], model.arguments["num_heads"]
 
 
-def _table(model: models.Model, embeddings: str = "") -> tuple[Row, ...]:
+def _table(model: models.Model, embeddings: str = "", offset: int = 0) -> tuple[Row, ...]:
     """The table of BERT and its successors.
 
     Args:
         model: the model.
         embeddings: str, path of the layer of the embeddings and a slash, if there is one.
+        offset: int, rows before the first of the table of positions, which KerasHub lacks.
     """
-    pad_id = model.arguments.get("pad_id")
-    positions = Same() if pad_id is None else Positions(pad_id + 1)
+    positions = Positions(offset) if offset else Same()
     return (
         Row("embedding/embeddings", (f"{embeddings}token_embedding/embeddings",)),
         Row("segment_embedding/segments", ("segment_embedding/embeddings",)),
@@ -38,9 +38,14 @@ def _table(model: models.Model, embeddings: str = "") -> tuple[Row, ...]:
     )
 
 
-def _arguments(settings: Settings) -> Arguments:
-    """The builder's arguments that BERT and its successors have in common."""
-    return settings.rename(
+def _arguments(settings: Settings, pad_id: int = 0) -> Arguments:
+    """The builder's arguments that BERT and its successors have in common.
+
+    Args:
+        settings: the settings of the backbone.
+        pad_id: int, the padding id of a backbone without a preprocessor.
+    """
+    arguments = settings.rename(
         vocabulary_size="vocabulary_size",
         dim="hidden_dim",
         num_layers="num_layers",
@@ -49,10 +54,10 @@ def _arguments(settings: Settings) -> Arguments:
         dropout="dropout",
         max_length="max_sequence_length",
     )
+    return {**arguments, "pad_id": settings.pad_id_or(pad_id)}
 
 
 def _bert_arguments(settings: Settings) -> Arguments:
-    settings.check_pad_id(0)
     arguments = {"activation": gelu_tanh, "layer_norm_epsilon": 1e-12}
     return {**_arguments(settings), "num_segments": settings["num_segments"], **arguments}
 
@@ -69,11 +74,10 @@ BERT = HubFamily(
 
 def _roberta_arguments(settings: Settings, multilingual: bool = False) -> Arguments:
     return {
-        **_arguments(settings),
+        **_arguments(settings, pad_id=1),
         "activation": "gelu",
         "layer_norm_epsilon": 1e-5,
         "num_segments": 0,
-        "pad_id": 1 if settings.pad_id is None else settings.pad_id,
         "multilingual": multilingual,
     }
 
@@ -82,7 +86,7 @@ ROBERTA = HubFamily(
     backbone="RobertaBackbone",
     builder=models.roberta,
     arguments=_roberta_arguments,
-    table=lambda model: _table(model, "embeddings/"),
+    table=lambda model: _table(model, "embeddings/", offset=model.arguments["pad_id"] + 1),
 )
 XLM_ROBERTA = replace(
     ROBERTA,
@@ -92,7 +96,6 @@ XLM_ROBERTA = replace(
 
 
 def _distilbert_arguments(settings: Settings) -> Arguments:
-    settings.check_pad_id(0)
     arguments = {"activation": "gelu", "layer_norm_epsilon": 1e-12, "pooler_activation": "relu"}
     return {**_arguments(settings), **arguments}
 
@@ -145,7 +148,6 @@ ELECTRA = HubFamily(
 
 
 def _deberta_arguments(settings: Settings) -> Arguments:
-    settings.check_pad_id(0)
     return {
         **_arguments(settings),
         "activation": "gelu",

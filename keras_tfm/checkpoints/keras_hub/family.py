@@ -66,7 +66,7 @@ class HubFamily:
         arguments = self.arguments(settings)
         settings.check_all_read()
         if kind == "TextEmbedder" and "pad_id" in inspect.signature(self.builder).parameters:
-            arguments.setdefault("pad_id", settings.pad_id or 0)  # of a decoder-only model
+            arguments.setdefault("pad_id", settings.pad_id_or(0))  # of a decoder-only model
         model = self.builder(**{**arguments, **options})
         self.adjust(model)
         return model

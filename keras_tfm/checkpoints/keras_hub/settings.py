@@ -82,13 +82,9 @@ class Settings:
             if not any(found == x for x in values):
                 self.refuse(name, found, " or ".join(repr(x) for x in values))
 
-    def check_pad_id(self, pad_id: int) -> None:
-        """Raises if the preprocessor pads with another id than the family."""
-        if self.pad_id not in (None, pad_id):
-            raise ValueError(
-                f"{self.owner}: the id of padding must be {pad_id}, got a tokenizer with "
-                f"pad_token_id={self.pad_id}"
-            )
+    def pad_id_or(self, default: int) -> int:
+        """The padding id of the preprocessor's tokenizer, or a default without one."""
+        return default if self.pad_id is None else self.pad_id
 
     def check_all_read(self) -> None:
         """Raises if a field that nothing reads differs from the constructor's default."""

@@ -84,16 +84,18 @@ def t5(
     max_distance: int = 128,
     tie_output: bool = True,
     scale_output: bool | None = None,
+    pad_id: int = 0,
+    start_id: int | None = None,
     name: str = "t5",
     dtype: DType = None,
 ) -> Model:
     """T5, an encoder-decoder with relative positions, from token ids to logits.
 
     Pre-norm blocks with RMS norms, no biases, scores that are not divided by sqrt(K), and one
-    `RelativePositionBias` per stack. In the source, id 0 is padding. In the target, id 0 is also
-    the start token, so the target is not masked: its padding comes after the text, where causal
-    attention does not see it. For training, let targets start with 0 and ignore class 0 in the
-    loss.
+    `RelativePositionBias` per stack. In the source, `pad_id` is padding. In the target it is also
+    the start token of most checkpoints, so the target is not masked: its padding comes after the
+    text, where causal attention does not see it. For training, let targets start with `start_id`
+    and ignore class `pad_id` in the loss.
 
     Args:
         vocabulary_size: int, number of token ids of source and target (V).
@@ -108,6 +110,8 @@ def t5(
         max_distance: int, start of their last bucket.
         scale_output: bool, whether features are divided by sqrt(D) before the output layer.
             Default: `tie_output`.
+        start_id: int, the token with which a target starts. It does not change the model; it is
+            loaded and saved with a checkpoint. Default: `pad_id`.
 
     Returns:
         A functional model from `source` (B, S) and `target` (B, T), int32, to logits (B, T, V).
@@ -165,7 +169,7 @@ def t5(
         return Dropout(dropout, dtype=dtype, name=f"{stack}_dropout")(norm(x))
 
     embedding = TokenEmbedding(
-        vocabulary_size, dim, mask_zero=True, padding="ends", dtype=dtype, name="embedding"
+        vocabulary_size, dim, mask_id=pad_id, padding="ends", dtype=dtype, name="embedding"
     )
     embedding_dropout = Dropout(dropout, dtype=dtype, name="embedding_dropout")
 
@@ -178,7 +182,7 @@ def t5(
     context = Marker("encoded", embedding="embedding", blocks=encoders, dtype=dtype)(x)
 
     target = keras.Input((None,), dtype="int32", name="target")
-    # An operation drops the padding mask: the target's start token is the padding id.
+    # An operation drops the padding mask: the target's start token may be the padding id.
     x = embedding_dropout(ops.copy(embedding(target)))
     bias = positions("decoder_positions")
     decoders = num_layers if num_decoder_layers is None else num_decoder_layers

@@ -30,11 +30,12 @@ def albert(
     max_length: int = 512,
     num_segments: int = 2,
     segments: bool = True,
+    pad_id: int = 0,
     pooler: bool = True,
     name: str = "albert",
     dtype: DType = None,
 ) -> Model:
-    """ALBERT's encoder, from token ids to features, without a head. Id 0 is padding.
+    """ALBERT's encoder, from token ids to features, without a head.
 
     One block is called `num_layers` times, and embeddings have a width of their own.
 
@@ -44,6 +45,7 @@ def albert(
         embedding_dim: int, width of the embeddings, which a dense layer projects to `dim`.
         activation: str or function, activation of the feed-forward network.
         max_length: int, maximum number of tokens.
+        pad_id: int, id of padding tokens.
 
     Returns:
         A functional model from `tokens` (B, T) and `segments` (B, T), int32, to a dict of
@@ -64,6 +66,7 @@ def albert(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
         intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
         activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
-        embedding_dim=embedding_dim, num_segments=num_segments, segments=segments, dtype=dtype,
+        embedding_dim=embedding_dim, num_segments=num_segments, segments=segments, pad_id=pad_id,
+        dtype=dtype,
     )  # fmt: skip
     return parts.build(name, shared_block=True, pooler=pooler)

@@ -32,19 +32,21 @@ def bert(
     max_length: int = 512,
     num_segments: int = 2,
     segments: bool = True,
+    pad_id: int = 0,
     pooler: bool = True,
     name: str = "bert",
     dtype: DType = None,
 ) -> Model:
     """BERT's encoder, from token ids to features, without a head.
 
-    Id 0 is padding. Add a head with `masked_language_model`, `next_sentence`,
-    `sequence_classifier`, `token_classifier` or `question_answering`.
+    Add a head with `masked_language_model`, `next_sentence`, `sequence_classifier`,
+    `token_classifier` or `question_answering`.
 
     Args:
         max_length: int, maximum number of positions.
         segments: bool, whether the model has the input `segments`. Without it all tokens belong to
             segment 0, for single texts. The weights are the same in both cases.
+        pad_id: int, id of padding tokens.
 
     Returns:
         A functional model from `tokens` (B, T) and, with `segments=True`, `segments` (B, T), both
@@ -67,6 +69,7 @@ def bert(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
         intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
         activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
-        num_segments=num_segments, segments=segments, dtype=dtype,
+        num_segments=num_segments, segments=segments, pad_id=pad_id,
+        dtype=dtype,
     )  # fmt: skip
     return parts.build(name, pooler=pooler)

@@ -47,12 +47,13 @@ def deberta(
     kernel_activation: Activation = "tanh",
     num_segments: int = 0,
     segments: bool = True,
+    pad_id: int = 0,
     pooler_activation: Activation = "gelu",
     pooler_dropout: float = 0.0,
     name: str = "deberta",
     dtype: DType = None,
 ) -> Model:
-    """DeBERTa's encoder, from token ids to features, without a head. Id 0 is padding.
+    """DeBERTa's encoder, from token ids to features, without a head.
 
     BERT's encoder with a `DisentangledPositionEmbedding` in every block, whose scores between
     contents and relative positions take the place of absolute positions. There is no pooler.
@@ -74,6 +75,7 @@ def deberta(
         kernel_activation: str or function, activation of the convolution.
         num_segments: int, number of segments (token types); 0: none.
         segments: bool, whether a model with `num_segments` has the input `segments`.
+        pad_id: int, id of padding tokens.
         pooler_activation: activation of the dense layer that `sequence_classifier` puts on the
             first token.
         pooler_dropout: float, dropout rate before that layer.
@@ -98,7 +100,7 @@ def deberta(
         intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
         activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
         embedding_dim=embedding_dim, num_segments=num_segments,
-        segments=segments and num_segments > 0, dtype=dtype,
+        segments=segments and num_segments > 0, pad_id=pad_id, dtype=dtype,
     )  # fmt: skip
     inputs, x = parts.embed(positions=absolute_positions)
     if (embedding_dim or dim) != dim:

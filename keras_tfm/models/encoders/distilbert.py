@@ -23,16 +23,18 @@ def distilbert(
     activation: Activation = "gelu",
     layer_norm_epsilon: float = 1e-12,
     max_length: int = 512,
+    pad_id: int = 0,
     pooler_activation: Activation = "relu",
     name: str = "distilbert",
     dtype: DType = None,
 ) -> Model:
-    """DistilBERT's encoder, from token ids to features, without a head. Id 0 is padding.
+    """DistilBERT's encoder, from token ids to features, without a head.
 
     BERT's encoder without segments and without a pooler.
 
     Args:
         max_length: int, maximum number of tokens.
+        pad_id: int, id of padding tokens.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to features (B, T, D).
@@ -50,6 +52,6 @@ def distilbert(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
         intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
         activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
-        dtype=dtype,
+        pad_id=pad_id, dtype=dtype,
     )  # fmt: skip
     return parts.build(name)

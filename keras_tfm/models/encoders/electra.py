@@ -42,17 +42,19 @@ def electra(
     max_length: int = 512,
     num_segments: int = 2,
     segments: bool = True,
+    pad_id: int = 0,
     pooler_activation: Activation = "gelu",
     name: str = "electra",
     dtype: DType = None,
 ) -> Model:
-    """ELECTRA's encoder, from token ids to features, without a head. Id 0 is padding.
+    """ELECTRA's encoder, from token ids to features, without a head.
 
     BERT's encoder without a pooler, with embeddings of a width of their own. The generator takes
     the head `masked_language_model`, the discriminator `replaced_token_detection`.
 
     Args:
         max_length: int, maximum number of tokens.
+        pad_id: int, id of padding tokens.
 
     Returns:
         A functional model from `tokens` (B, T) and `segments` (B, T), int32, to features (B, T, D).
@@ -71,7 +73,8 @@ def electra(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
         intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
         activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
-        embedding_dim=embedding_dim, num_segments=num_segments, segments=segments, dtype=dtype,
+        embedding_dim=embedding_dim, num_segments=num_segments, segments=segments, pad_id=pad_id,
+        dtype=dtype,
     )  # fmt: skip
     return parts.build(name)
 
