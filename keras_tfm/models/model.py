@@ -19,6 +19,7 @@ from keras_tfm.models import identity
 from keras_tfm.models.checked_inputs import known_inputs
 from keras_tfm.models.quantization.state import (
     TrainedQuantization,
+    own_variables,
     quantization_of,
     round_values,
     rounded_beside_adapters,
@@ -151,9 +152,9 @@ class Model(Base):
             _make_functional(type(self))
         super().__init__(*args, **kwargs)
         if isinstance(self, _Functional):
-            config = vars(self.outputs[0]).pop("_keras_tfm_quantization", None)
-            if config is not None:  # a clone of a model that is trained with rounding
-                set_quantization(self, TrainedQuantization(self, **config))
+            state = vars(self.outputs[0]).pop("_keras_tfm_quantization", None)
+            if state is not None:  # a clone of a model that is trained with rounding
+                set_quantization(self, state.copy(self))
         self.supports_masking = True  # otherwise Keras warns of `model(inputs, mask=mask)`
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -206,16 +207,30 @@ class Model(Base):
 
     def mark_clone(self, outputs: list[Any]) -> None:
         """Tells the clone that `keras.models.clone_model` makes of `outputs` how to round."""
-        config = saved_quantization(self)
-        if config is not None:
-            outputs[0]._keras_tfm_quantization = config
+        state = saved_quantization(self)
+        if state is not None:
+            outputs[0]._keras_tfm_quantization = state
 
     def get_config(self) -> Config:
         """The configuration of the graph and its layers."""
-        quantization = saved_quantization(self)
+        state = saved_quantization(self)
         with object_sharing_scope():
             config = dict(super().get_config())
-        return config if quantization is None else {**config, "trained_quantization": quantization}
+        return config if state is None else {**config, "trained_quantization": state.get_config()}
+
+    def save_own_variables(self, store: Any) -> None:
+        """The variables of the model itself, and the scales of a quantized checkpoint."""
+        super().save_own_variables(store)
+        state = saved_quantization(self)
+        if state is not None:
+            state.save(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what `save_own_variables` saved."""
+        state = quantization_of(self)
+        if state is not None:
+            state.load(store)
+        super().load_own_variables(own_variables(store))
 
     @classmethod
     def from_config(cls, config: Config, custom_objects: Any = None) -> Any:

@@ -11,7 +11,6 @@ from keras_tfm.layers.types import Config, DType
 from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
 from keras_tfm.models.quantization.state import (
-    TrainedQuantization,
     rounded_beside_adapters,
     saved_quantization,
     set_quantization,
@@ -92,9 +91,9 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
             name = "kernel" if hasattr(layer, "kernel") else "embeddings"
             variable = getattr(new, name)  # W + alpha / r A B
             variable.assign(keras.ops.cast(getattr(layer, name), variable.dtype))
-    config = saved_quantization(model)
-    if config is not None:
-        set_quantization(copy, TrainedQuantization(copy, **config))
+    state = saved_quantization(model)
+    if state is not None:
+        set_quantization(copy, state.copy(copy))
     return copy
 
 

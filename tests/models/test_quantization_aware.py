@@ -61,7 +61,7 @@ def test_which_weights():
         "convolution/kernel": 8,
         "narrow/kernel": 8,
     }
-    inputs = {path: x[1:] for path, x in found.items()}
+    inputs = {path: x[1:3] for path, x in found.items()}
     assert inputs["attention/query/kernel"] == (0, 1)  # (D, H, K)
     assert inputs["attention/attention_output/kernel"] == (0, 2)  # (H, K, D)
     assert inputs["convolution/kernel"] == (0, 2)

@@ -129,7 +129,7 @@ def store_int4_levels(model: ModelT, buffer: int, scales: np.ndarray, levels: Le
     size, shape = len(model.buffers[buffer].data) // 8, _tensors(model, buffer)[0].shape
     model.buffers[buffer].data = LazyBytes(size, lambda: map(_pack, levels()))
     stored = schema.BufferT()
-    stored.data = scales.view("uint8").reshape(-1)
+    stored.data = np.ascontiguousarray(scales).view("uint8").reshape(-1)
     model.buffers.append(stored)
     for graph in model.subgraphs:
         for tensor in [x for x in graph.tensors if x.buffer == buffer]:

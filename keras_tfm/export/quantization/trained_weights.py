@@ -30,7 +30,7 @@ from keras_tfm.export.quantization.four_bits import store_int4_levels, store_int
 from keras_tfm.keras_internals import read_value
 from keras_tfm.layers.base_layer import has_adapters
 from keras_tfm.models import with_dtype, without_quantization
-from keras_tfm.models.quantization.rounding import BLOCK, Grid, row_parts
+from keras_tfm.models.quantization.rounding import Grid, row_parts
 from keras_tfm.models.quantization.state import (
     TrainedQuantization,
     quantization_of,
@@ -62,9 +62,7 @@ class TrainedWeight(NamedTuple):
 
     def levels(self, rows: np.ndarray, part: slice) -> np.ndarray:
         """The levels of `rows[part]`, exactly: a value is a product of two floats, rounded once."""
-        step = self.scales[part].astype("float32")
-        step = step[:, np.newaxis] if self.grid.bits == 8 else np.repeat(step, BLOCK, axis=1)
-        return np.rint(rows[part] / step).astype("int8")
+        return self.grid.levels(rows[part], self.scales, part)
 
 
 class TrainedWeights(NamedTuple):
@@ -147,10 +145,14 @@ def store(model: ModelT, trained: TrainedWeights) -> None:
             scales = weight.scales[part] * np.where(factors == 0, 1, np.abs(factors))
             store_int8_levels(model, buffer, scales, partial(_levels, found))
         elif _divide(model, readers, factors):
-            plain = _Match(weight, part, np.ones_like(factors))
-            store_int4_levels(model, buffer, weight.scales[part], partial(_levels, plain))
+            found = _Match(weight, part, np.ones_like(factors))
+            store_int4_levels(model, buffer, weight.scales[part], partial(_levels, found))
         else:
             _log.warning("%s stays float32 in the file", weight.variable.path)
+            continue
+        if weight.grid.offsets is not None:
+            offsets = weight.grid.offsets[part] * found.factors[:, np.newaxis]
+            _add_offsets(model, readers, offsets)
 
 
 def _levels(match: _Match) -> Iterator[np.ndarray]:
@@ -217,6 +219,83 @@ def _divide(model: ModelT, readers: list[flatbuffer.WeightUse], factors: np.ndar
     for use in readers:
         _Multiplication(model, use.graph).insert(use.operator, factors)
     return True
+
+
+def _add_offsets(model: ModelT, readers: list[flatbuffer.WeightUse], offsets: np.ndarray) -> None:
+    """Lets the operators that read a weight add offsets (F, N) to N equal parts of its rows."""
+    if not np.any(offsets):
+        return
+    buffer = None
+    for use in readers:
+        editor = _Offsets(model, use.graph)
+        buffer = editor.add(use, offsets, buffer)
+
+
+class _Offsets(GraphEditor):
+    """Adds what offsets of a weight's blocks add to the result of an operator."""
+
+    def add(self, use: flatbuffer.WeightUse, offsets: np.ndarray, buffer: int | None) -> int:
+        """x (Q + C)^T becomes x Q^T + sums(x) C^T, with the sum of each block of x.
+
+        The row i of Q + C becomes the row of Q plus the row of C, each of its values repeated.
+
+        Args:
+            use: the operator.
+            offsets: C, (F, N).
+            buffer: the buffer of C, if there is one.
+
+        Returns:
+            The buffer of C.
+        """
+        table = self._tensor(offsets.shape, self._schema.TensorType.FLOAT32, buffer or 0)
+        if buffer is None:
+            table = self._constant(offsets, "float32")
+        result = int(use.operator.outputs[0])
+        plain = self._tensor(self._shape(result), self._dtype(result))
+        use.operator.outputs = [plain]
+        add = self._product if use.name == "FULLY_CONNECTED" else self._rows
+        self._operators = []
+        added = add(use, table, plain, offsets.shape[1])
+        total = self._operator("ADD", [plain, added], result, "AddOptions")
+        none = self._schema.ActivationFunctionType.NONE
+        total.builtinOptions.fusedActivationFunction = none
+        if use.name == "FULLY_CONNECTED":
+            options = use.operator.builtinOptions
+            total.builtinOptions.fusedActivationFunction = options.fusedActivationFunction
+            options.fusedActivationFunction = none
+        place = next(i for i, x in enumerate(self._graph.operators) if x is use.operator)
+        self._graph.operators[place + 1 : place + 1] = [*self._operators, total]
+        return int(self._graph.tensors[table].buffer)
+
+    def _product(self, use: flatbuffer.WeightUse, table: int, plain: int, count: int) -> int:
+        """The product of the sums of the blocks of x with C."""
+        x = int(use.operator.inputs[0])
+        *outer, width = self._shape(x)
+        blocks = self._append_reshape(x, [*outer, count, width // count])
+        sums = self._tensor([*outer, count], self._dtype(x))
+        axis = self._constant([len(outer) + 1])
+        self._operators.append(self._operator("SUM", [blocks, axis], sums, "ReducerOptions"))
+        result = self._tensor(self._shape(plain), self._dtype(plain))
+        product = self._operator(
+            "FULLY_CONNECTED", [sums, table, -1], result, "FullyConnectedOptions"
+        )
+        options = use.operator.builtinOptions
+        product.builtinOptions.keepNumDims = options.keepNumDims
+        self._operators.append(product)
+        return result
+
+    def _rows(self, use: flatbuffer.WeightUse, table: int, plain: int, count: int) -> int:
+        """The rows of C, each value repeated for its block."""
+        shape = self._shape(plain)
+        *outer, width = shape
+        rows = self._tensor([*outer, count], self._dtype(plain))
+        inputs = [int(use.operator.inputs[0]), table]
+        self._operators.append(self._operator("EMBEDDING_LOOKUP", inputs, rows))
+        blocks = self._append_reshape(rows, [*outer, count, 1])
+        spread = self._tensor([*outer, count, width // count], self._dtype(plain))
+        zeros = self._constant(np.zeros((count, width // count)), "float32")
+        self._operators.append(self._operator("ADD", [blocks, zeros], spread, "AddOptions"))
+        return self._append_reshape(spread, shape)
 
 
 class _Multiplication(GraphEditor):

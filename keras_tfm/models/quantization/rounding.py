@@ -149,6 +149,8 @@ class Grid(NamedTuple):
     bits: int
     first: int
     last: int
+    scales: np.ndarray | None = None
+    offsets: np.ndarray | None = None
 
     def rows(self, weight: np.ndarray) -> np.ndarray:
         """The weight as the matrix (F, D) of a file, a row for each output."""
@@ -158,19 +160,37 @@ class Grid(NamedTuple):
     def round(self, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The nearest levels (F, D), int8, and the scales: (F,) float32, or (F, D / 32) float16."""
         rows = np.ascontiguousarray(self.rows(weight))
+        if self.scales is not None:
+            parts = [self.levels(rows[part], self.scales, part) for part in row_parts(rows)]
+            return np.concatenate(parts), self.scales
         if self.bits == 8:
             scales = int8_scales(rows, 0)
             return round_to_int8(rows, scales, 0), scales
         scales = int4_scales(rows)
         return round_to_int4(rows, scales), scales
 
+    def levels(self, rows: np.ndarray, scales: np.ndarray, part: slice) -> np.ndarray:
+        """The nearest levels, int8, of rows `part` of the matrix, with the scales of all rows."""
+        step, offset = self._steps_and_offsets(scales, rows.shape[1], part)
+        levels = np.rint((rows - offset) / step)
+        return np.clip(levels, *_level_range(self.bits)).astype("int8")
+
     def values(self, levels: np.ndarray, scales: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Levels times scales, float32, in the shape of the weight."""
-        step = scales.astype("float32")
-        step = step[:, np.newaxis] if self.bits == 8 else np.repeat(step, BLOCK, axis=1)
+        step, offset = self._steps_and_offsets(scales, levels.shape[1], slice(None))
         before, width, after = _three_axes(shape, self)
-        matrix = (levels.astype("float32") * step).reshape(before, after, width)
+        matrix = (levels.astype("float32") * step + offset).reshape(before, after, width)
         return matrix.swapaxes(1, 2).reshape(shape)
+
+    def _steps_and_offsets(
+        self, scales: np.ndarray, width: int, part: slice
+    ) -> tuple[np.ndarray, np.ndarray | float]:
+        """The scale and the offset of each value of some rows of a matrix (F, `width`)."""
+        step = scales[part].astype("float32")
+        step = step[:, np.newaxis] if self.bits == 8 else np.repeat(step, BLOCK, axis=1)
+        if self.offsets is None:
+            return step, 0.0
+        return step, np.repeat(self.offsets[part], width // self.offsets.shape[1], axis=1)
 
     def straight_through(self, weight: Tensor) -> Tensor:
         """The rounded weight, with the gradient of the identity.
@@ -179,7 +199,8 @@ class Grid(NamedTuple):
         "Estimating or Propagating Gradients Through Stochastic Neurons for Conditional
         Computation" (arXiv:1308.3432), for the weights as in "Quantization and Training of Neural
         Networks for Efficient Integer-Arithmetic-Only Inference" (arXiv:1712.05877). Here the
-        scales follow the largest value of each row or block, so no value is clipped.
+        scales follow the largest value of each row or block, so no value is clipped. Published
+        scales stay, and values beyond the last level are clipped to it.
 
         Args:
             weight: float32 tensor.
@@ -196,8 +217,15 @@ def _three_axes(shape: tuple[int, ...], grid: Grid) -> tuple[int, int, int]:
     return before, width, after
 
 
+def _level_range(bits: int) -> tuple[int, int]:
+    """The lowest and the highest level of a published grid."""
+    return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+
 def _round_tensor(weight: Tensor, grid: Grid) -> Tensor:
     """What `Grid.round` and `Grid.values` compute, of a tensor."""
+    if grid.scales is not None:
+        return _round_to_scales(weight, grid)
     before, width, after = _three_axes(tuple(weight.shape), grid)
     block = width if grid.bits == 8 else BLOCK
     x = ops.reshape(weight, (before, width // block, block, after))
@@ -217,6 +245,25 @@ def _round_tensor(weight: Tensor, grid: Grid) -> Tensor:
     else:
         levels = ops.minimum(ops.round(levels), np.float32(LARGEST_LEVEL))
     return ops.reshape(ops.where(x < 0, -levels, levels) * scale, weight.shape)
+
+
+def _round_to_scales(weight: Tensor, grid: Grid) -> Tensor:
+    """`_round_tensor` for published scales."""
+    before, width, after = _three_axes(tuple(weight.shape), grid)
+
+    def spread(numbers: np.ndarray, count: int) -> Tensor:
+        # (before after, N), a row for each output, to the axes of x, with `count` values of each
+        parts = numbers.reshape(before, after, -1).swapaxes(1, 2)
+        return ops.cast(ops.repeat(ops.convert_to_tensor(parts), count, axis=1), "float32")
+
+    assert grid.scales is not None
+    x = ops.reshape(weight, (before, width, after))
+    scale = spread(grid.scales, width if grid.bits == 8 else BLOCK)
+    offset = ops.zeros((), "float32")
+    if grid.offsets is not None:
+        offset = spread(grid.offsets, width // grid.offsets.shape[1])
+    levels = ops.clip(ops.round((x - offset) / scale), *_level_range(grid.bits))
+    return ops.reshape(levels * scale + offset, weight.shape)
 
 
 def _round_to_bfloat16(x: Tensor) -> Tensor:

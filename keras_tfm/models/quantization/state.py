@@ -11,23 +11,29 @@ Example:
 5
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_tfm.keras_internals import current_stateless_scope, value_without_autocast
 from keras_tfm.layers.base_layer import has_adapters
 from keras_tfm.layers.types import Config, Tensor
-from keras_tfm.models.quantization.rounded_weights import rounded_weights
+from keras_tfm.models.quantization.rounded_weights import RoundedWeight, rounded_weights
+from keras_tfm.models.quantization.rounding import Grid
 
 # Of a model, in `vars`, because Keras would track an attribute.
 _KEY = "_keras_tfm_quantization"
+# Names of arrays of published grids in a file of weights, before the number of the weight.
+_SCALES, _OFFSETS = "published_scales_", "published_offsets_"
 
 
 class TrainedQuantization:
     """The rounding that a model is trained with, from `models.enable_quantization`.
+
+    Or the grids of a quantized checkpoint, whose scales stay as they are.
 
     Args:
         model: functional `keras.Model`.
@@ -57,6 +63,50 @@ class TrainedQuantization:
             "keep_int8": self.keep_int8,
         }
 
+    @property
+    def is_published(self) -> bool:
+        """Whether a weight has the grid of a checkpoint."""
+        return any(x.grid.scales is not None for x in self.weights)
+
+    def publish(self, grids: Mapping[int, Grid]) -> None:
+        """Sets the grids of weights, by their number in `weights`."""
+        self.weights = [
+            RoundedWeight(x.variable, grids.get(i, x.grid)) for i, x in enumerate(self.weights)
+        ]
+
+    def copy(self, model: keras.Model) -> "TrainedQuantization":
+        """The same rounding, of a copy of the model."""
+        result = TrainedQuantization(model, **self.get_config())
+        result.publish({i: x.grid for i, x in enumerate(self.weights)})
+        return result
+
+    def save(self, store: MutableMapping[str, np.ndarray]) -> None:
+        """Adds the published scales to what Keras saves of a model's own variables."""
+        for i, (_, grid) in enumerate(self.weights):
+            if grid.scales is not None:
+                store[f"{_SCALES}{i}"] = grid.scales
+            if grid.offsets is not None:
+                store[f"{_OFFSETS}{i}"] = grid.offsets
+
+    def load(self, store: Mapping[str, np.ndarray]) -> None:
+        """Reads what `save` added."""
+        grids = {}
+        for i, (_, grid) in enumerate(self.weights):
+            if f"{_SCALES}{i}" in store:
+                scales = np.asarray(store[f"{_SCALES}{i}"])
+                offsets = None
+                if f"{_OFFSETS}{i}" in store:
+                    offsets = np.asarray(store[f"{_OFFSETS}{i}"])
+                bits = 8 if scales.ndim == 1 else 4
+                grids[i] = Grid(bits, grid.first, grid.last, scales, offsets)
+        self.publish(grids)
+
+
+def own_variables(store: Mapping[str, Any]) -> dict[str, Any]:
+    """What Keras saved of a model's own variables, without published scales."""
+    names = [key for key in store.keys() if not key.startswith((_SCALES, _OFFSETS))]  # noqa: SIM118
+    return {key: store[key] for key in names}
+
 
 def quantization_of(model: Any) -> TrainedQuantization | None:
     """The rounding of a model's weights in Keras; None: there is none."""
@@ -64,13 +114,13 @@ def quantization_of(model: Any) -> TrainedQuantization | None:
     return found
 
 
-def saved_quantization(model: keras.Model) -> Config | None:
-    """The arguments of the rounding that files and copies of a model have; None: there is none.
+def saved_quantization(model: keras.Model) -> TrainedQuantization | None:
+    """The rounding that files and copies of a model have; None: there is none.
 
     Adapters are merged there, and rounded weights with them are on no grid.
     """
     state = quantization_of(model)
-    return None if state is None or has_adapters(model) else state.get_config()
+    return None if state is None or has_adapters(model) else state
 
 
 def set_quantization(model: keras.Model, state: TrainedQuantization | None) -> None:

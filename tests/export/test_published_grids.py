@@ -1,0 +1,169 @@
+"""A model with the grids of a quantized checkpoint: its file holds these levels and scales."""
+
+import keras
+import numpy as np
+import pytest
+from compare import to_numpy
+
+import keras_tfm
+from keras_tfm import models
+from keras_tfm.export import export_tflite
+from keras_tfm.export.quantization.four_bits import unpack
+from keras_tfm.models.quantization.rounding import Grid
+from keras_tfm.models.quantization.state import quantization_of
+from keras_tfm.runtime import flatbuffer
+
+
+def draw(shape, first, last, bits, rng, has_offsets=True):
+    """A weight of this shape, its grid, and its levels (F, D)."""
+    plain = Grid(bits, first, last)
+    count, width = plain.rows(np.zeros(shape, "float32")).shape
+    groups = 1 if bits == 8 else width // 32
+    scales = (0.01 * rng.uniform(0.5, 2, (count, groups))).astype("float16")
+    offsets = None
+    if has_offsets:  # Q4_0's blocks with a negative scale, or zero points
+        offsets = scales.astype("float32") * rng.choice([0, 1, 5], scales.shape).astype("float32")
+    levels = rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (count, width)).astype("int8")
+    scales = scales[:, 0].astype("float32") if bits == 8 else scales
+    grid = plain._replace(scales=scales, offsets=offsets)
+    return grid.values(levels, scales, shape), grid, levels
+
+
+def publish(model, rng, bits=4, has_offsets=True):
+    """Gives a model drawn weights on drawn grids; returns their levels by path."""
+    models.enable_quantization(model, f"int{bits}")
+    state, grids, found = quantization_of(model), {}, {}
+    for number, (weight, grid) in enumerate(state.weights):
+        values, grids[number], levels = draw(
+            tuple(weight.shape), *grid[1:3], grid.bits, rng, has_offsets
+        )
+        weight.assign(values)
+        found[weight.path] = levels
+    state.publish(grids)
+    return found
+
+
+def stored(path):
+    """Levels (F, D) and scales of all 4-bit or 8-bit matrices of a file, each once."""
+    file = flatbuffer.read(path.read_bytes())
+    found = {}
+    for use in flatbuffer.weight_uses(file):
+        details = use.tensor.quantization and use.tensor.quantization.details
+        if hasattr(details, "scales"):
+            buffer = file.buffers[use.graph.tensors[details.scales].buffer]
+            scales = np.asarray(buffer.data, "uint8").view("float16")
+            found[use.tensor.buffer] = (
+                unpack(file, use.tensor),
+                scales.reshape(use.tensor.shape[0], -1),
+            )
+        elif use.tensor.type == 9:
+            data = np.asarray(file.buffers[use.tensor.buffer].data, "uint8").view("int8")
+            levels = data.reshape(use.tensor.shape[0], -1)
+            found[use.tensor.buffer] = levels, np.asarray(use.tensor.quantization.scale)
+    return list(found.values())
+
+
+def assert_stored(model, levels, path):
+    """The file holds each weight's levels and scales, whole or in parts of rows, and no others."""
+    rest = {
+        weight.path: (levels[weight.path], grid.scales)
+        for weight, grid in quantization_of(model).weights
+    }
+    for found, scales in stored(path):
+        assert any(take(rest, path, found, scales) for path in rest)
+    assert all(len(x) == 0 for x, _ in rest.values())
+
+
+def take(rest, path, found, scales):
+    """Removes the first rows of a weight, if they are these; whether they are."""
+    levels, wanted = rest[path]
+    count = len(found)
+    if not np.array_equal(levels[:count], found) or not np.array_equal(wanted[:count], scales):
+        return False
+    rest[path] = levels[count:], wanted[count:]
+    return True
+
+
+def llama(**options):
+    keras.utils.set_random_seed(0)
+    return models.llama(37, dim=64, num_layers=2, num_heads=2, num_key_value_heads=1,
+                        intermediate_dim=96, max_length=16, tie_output=True, **options)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("bits", [4, 8])
+def test_both_forms_of_the_rounding_are_equal(bits, seed):
+    """Levels are those drawn; other values go to the nearest level, and beyond the last to it."""
+    rng = np.random.default_rng(seed)
+    for shape, first, last in [((64, 5), 0, 1), ((7, 96), 1, 2), ((4, 8, 3), 0, 2)]:
+        weight, grid, levels = draw(shape, first, last, bits, rng, has_offsets=seed % 2)
+        found, scales = grid.round(weight)
+        np.testing.assert_array_equal(found, levels)
+        assert scales is grid.scales
+        weight += (0.02 * rng.normal(size=shape)).astype("float32")
+        found, _ = grid.round(weight)
+        lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+        assert found.min() >= lowest and found.max() <= highest
+        rounded = grid.values(found, scales, shape)
+        tensor = grid.straight_through(keras.ops.convert_to_tensor(weight))
+        np.testing.assert_array_equal(to_numpy(tensor), rounded)
+        step = scales.astype("float32")
+        step = step[:, np.newaxis] if bits == 8 else np.repeat(step, 32, axis=1)
+        error = np.abs(grid.rows(weight - rounded))
+        assert np.all((error <= 0.501 * step) | (found == lowest) | (found == highest))
+
+
+@pytest.mark.parametrize("has_offsets", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_file_holds_the_published_grid(bits, has_offsets, tmp_path):
+    """Every level and scale; also of a tied table, in a loop, of a copy, and of a .keras file."""
+    model = llama()
+    levels = publish(model, np.random.default_rng(0), bits, has_offsets)
+    tokens = np.array([[3, 5, 7]])
+    logits = to_numpy(model(tokens))
+    with models.without_quantization(model):  # the values are on the grid: rounding keeps them
+        np.testing.assert_array_equal(to_numpy(model(tokens)), logits)
+    path = tmp_path / "model.tflite"
+    report = export_tflite(model, path, ["predict", "generate"], f"int{bits}", source_length=6,
+                           max_length=8, prompt_length=3)  # fmt: skip
+    for check in report.verification.checks:
+        assert check.graph_error <= 1e-4 == check.graph_tolerance
+    assert_stored(model, levels, path)
+    model.save(tmp_path / "model.keras")
+    for copy in (
+        keras.models.load_model(tmp_path / "model.keras"),
+        models.with_dtype(model, "mixed_bfloat16"),
+    ):
+        again = tmp_path / f"{copy.dtype_policy.name}.tflite"
+        export_tflite(copy, again, quantization=f"int{bits}", source_length=6)
+        assert_stored(copy, levels, again)
+    clone = keras.models.clone_model(model)
+    assert all(x.grid.scales is not None for x in quantization_of(clone).weights)
+
+
+def test_an_activation_follows_the_offsets(tmp_path):
+    """A fused RELU is applied to the sum, not to the part without offsets."""
+    x = keras.Input((64,), name="x")
+    model = keras_tfm.Model(x, keras.layers.Dense(40, activation="relu")(x))
+    levels = publish(model, np.random.default_rng(1))
+    path = tmp_path / "model.tflite"
+    (check,) = export_tflite(
+        model, path, quantization="int4", verify_inputs={"x": np.eye(64, dtype="float32")}
+    ).verification.checks
+    assert check.graph_error <= 1e-4
+    assert_stored(model, levels, path)
+
+
+def test_training_keeps_the_scales(tmp_path):
+    """`fit` moves the levels; scales and offsets stay, and the file follows."""
+    model = llama()
+    before = publish(model, np.random.default_rng(2))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(10.0), loss)
+    rows = np.random.default_rng(0).integers(1, 37, (8, 6))
+    model.fit(rows, np.roll(rows, -1, 1), verbose=0)
+    after = {x.path: grid.round(to_numpy(x))[0] for x, grid in quantization_of(model).weights}
+    assert any(np.any(after[path] != before[path]) for path in before)
+    path = tmp_path / "model.tflite"
+    export_tflite(model, path, quantization="int4", source_length=6)
+    assert_stored(model, after, path)
