@@ -99,7 +99,7 @@ def rounded_copy(model: keras.Model, merge_adapters: bool = True) -> keras.Model
     with without_quantization(model):  # the weights behind the rounded ones
         copy = with_dtype(model, "float32")
         copy_adapters(model, copy)
-    state = TrainedQuantization(copy, **known.get_config())
+    state = known.copy(copy)
     weights = []
     for variable, grid in state.weights:
         latent = keras.ops.convert_to_numpy(variable)
