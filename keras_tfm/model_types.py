@@ -107,6 +107,13 @@ MODEL_TYPES = (
         vocabularies={"": 50257}, tokenizer="GPT2Tokenizer",
     ),
     ModelType(
+        "gpt_neox", "GPT-NeoX, Pythia", "decoders.gpt_neox:GPT_NEOX", "gpt_neox", "decoder",
+        vocabularies={
+            "": 50304, "20b": 50432, "pythia-6.9b": 50432, "pythia-12b": 50688,
+        },
+        tokenizer="GPTNeoXTokenizer",
+    ),
+    ModelType(
         "gpt2", "GPT-2", "decoders.gpt:GPT2", "gpt", "decoder",
         vocabularies={"": 50257, "gpt1": 40478}, tokenizer="GPT2Tokenizer",
     ),

@@ -52,6 +52,8 @@ OPTIONS = {
             4.0, 8, [1.0] * 3, [1.1, 9.0, 40.0], attention_factor=1.5,
         ),
     },
+    "gpt_neox, one after the other": {"parallel": False, "attention_bias": False},
+    "gpt_neox, whole heads, tied": {"rotary_dim": 6, "tie_output": True},
     "t5, plain, untied": {"gated": False, "tie_output": False, "activation": "gelu"},
     "marian, two vocabularies": {"target_vocabulary_size": VOCABULARY},
     "marian, two sizes, version 5": {"target_vocabulary_size": 37},

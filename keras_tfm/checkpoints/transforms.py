@@ -166,6 +166,41 @@ class Offset(Transform):
 
 
 @dataclass(frozen=True)
+class ByHead(Transform):
+    """Queries, keys and values head by head, (..., H, 3, K), as all queries, all keys, all values.
+
+    Both have one axis for them, the last one.
+
+    Args:
+        num_heads: int, number of heads (H).
+        each: `Transform` applied to the tensor before.
+
+    >>> import numpy as np
+    >>> from keras_tfm.checkpoints.transforms import ByHead
+    >>> ByHead(2).load([np.array(["q0", "k0", "v0", "q1", "k1", "v1"])]).tolist()
+    ['q0', 'q1', 'k0', 'k1', 'v0', 'v1']
+    """
+
+    num_heads: int
+    each: Transform = field(default_factory=Same)
+
+    def _swap(self, array: np.ndarray, sizes: tuple[int, int]) -> np.ndarray:
+        parts = array.reshape(*array.shape[:-1], *sizes, -1)
+        return np.swapaxes(parts, -3, -2).reshape(array.shape)
+
+    def _shape(self, shape: Shape) -> Shape:
+        if shape[-1] % (3 * self.num_heads):
+            raise ValueError(f"{self} expects 3 {self.num_heads} K outputs, got {shape[-1]}")
+        return self.each.shapes(shape)[0]
+
+    def _load(self, array: np.ndarray) -> np.ndarray:
+        return self._swap(self.each.load([array]), (self.num_heads, 3))
+
+    def _save(self, value: np.ndarray) -> np.ndarray:
+        return self.each.save(self._swap(value, (3, self.num_heads)))[0]
+
+
+@dataclass(frozen=True)
 class Joined(Transform):
     """Several tensors concatenated in one weight, such as query, key and value in one kernel.
 

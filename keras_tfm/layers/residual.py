@@ -42,6 +42,8 @@ class Residual(RematerializedLayer):
     Call arguments:
         x: float tensor (..., T, D).
         sublayer: layer or function f from (..., T, D) to (..., T, D).
+        base: (..., T, D), the x of the sum, if it is not the sublayer's input: what another
+            sublayer with the same input returned. Default: x.
 
     Returns:
         Float tensor (..., T, D).
@@ -120,6 +122,7 @@ class Residual(RematerializedLayer):
         x: Tensor,
         *,
         sublayer: Callable[[Tensor], Tensor] | None = None,
+        base: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor:
         """(..., T, D) -> (..., T, D)."""
@@ -136,7 +139,8 @@ class Residual(RematerializedLayer):
             y = y * self.output_scale
         if self.drop_path:
             y = self.drop_path_layer(y, training=training)
-        y = (x if self.residual_scale == 1.0 else x * self.residual_scale) + y
+        base = x if base is None else base
+        y = (base if self.residual_scale == 1.0 else base * self.residual_scale) + y
         return y if self.sum_norm is None else self.sum_norm(y)
 
     def compute_output_shape(self, x_shape: Shape, **_: object) -> Shape:

@@ -55,6 +55,9 @@ class TransformerBlock(RematerializedLayer):
         residual: `Residual`, copied for each sublayer, to use instead of post-norm or pre-norm with
             layer normalisation and `dropout`; or a dictionary of one for each sublayer, by its
             name: "self_attention", "cross_attention" and "feed_forward".
+        parallel: bool, whether the feed-forward network reads the input of the block, as the
+            self-attention does, and both outputs are added to it (arXiv:2204.06745, section 2.1).
+            Default: it reads the output of the attention.
 
     Raises:
         TypeError: a part of the wrong type.
@@ -77,6 +80,7 @@ class TransformerBlock(RematerializedLayer):
         cross_attention: Part = False,
         feed_forward: Part | None = None,
         residual: Residuals | None = None,
+        parallel: bool = False,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -91,6 +95,7 @@ class TransformerBlock(RematerializedLayer):
         self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
         self.causal = causal
+        self.parallel = parallel
         self.supports_masking = True
         parts = {
             "self_attention": self_attention,
@@ -140,6 +145,12 @@ class TransformerBlock(RematerializedLayer):
             ),
         )
         self.cross_attention_residual = self._residual_of("cross_attention", templates)
+        if parallel and (
+            None in (self.self_attention, self.feed_forward) or self.cross_attention is not None
+        ):
+            raise ValueError(
+                f"{self.name}: parallel=True is for self-attention and a feed-forward network"
+            )
         if self.self_attention is not None and self.self_attention.causal != causal:
             raise ValueError(
                 f"{self.name}: causal={causal}, but self_attention has "
@@ -259,8 +270,6 @@ class TransformerBlock(RematerializedLayer):
         **arguments: Tensor | None,
     ) -> Tensor:
         """Self-attention, if any, in its residual connection: (..., T, D) -> (..., T, D)."""
-        if mask is not None:
-            x = finite_padding(x, masks.key_mask("mask", mask, x))
         if self.self_attention is None:
             return x
 
@@ -271,10 +280,20 @@ class TransformerBlock(RematerializedLayer):
 
         return self.self_attention_residual(x, sublayer=attend, training=training)
 
-    def _feed_forward(self, x: Tensor, training: bool | None) -> Tensor:
+    def _feed_forward(self, x: Tensor, attended: Tensor, training: bool | None) -> Tensor:
+        """The feed-forward network, if any, in its residual connection.
+
+        Args:
+            x: the block's input.
+            attended: what its attention returned.
+            training: as in `call`.
+        """
         if self.feed_forward is None:
-            return x
-        return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)
+            return attended
+        given: Arguments = {"sublayer": self.feed_forward, "training": training}
+        if self.parallel:
+            return self.feed_forward_residual(x, base=attended, **given)
+        return self.feed_forward_residual(attended, **given)
 
     def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Shape:
         """The shape of the first input."""
@@ -309,6 +328,7 @@ class TransformerBlock(RematerializedLayer):
             "causal": self.causal,
             **parts,
             "residual": self._residual,
+            "parallel": self.parallel,
         }
 
 
@@ -380,16 +400,18 @@ class TransformerEncoderBlock(TransformerBlock):
         training: bool | None = None,
     ) -> Tensor:
         """(..., T, D) -> (..., T, D)."""
-        x = self._attend(
+        mask = x_mask if mask is None else mask
+        x = _with_finite_padding(x, mask)
+        attended = self._attend(
             x,
-            x_mask if mask is None else mask,
+            mask,
             position_encoding,
             training,
             attention_mask=attention_mask,
             attention_bias=attention_bias,
             positions=positions,
         )
-        return self._feed_forward(x, training)
+        return self._feed_forward(x, attended, training)
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -465,9 +487,11 @@ class TransformerDecoderBlock(TransformerBlock):
     ) -> Tensor:
         """(..., T, D), (..., S, C) -> (..., T, D)."""
         self._check_context(context)
-        x = self._attend(
+        mask = x_mask if mask is None else mask
+        x = _with_finite_padding(x, mask)
+        attended = self._attend(
             x,
-            x_mask if mask is None else mask,
+            mask,
             position_encoding,
             training,
             attention_mask=attention_mask,
@@ -484,8 +508,10 @@ class TransformerDecoderBlock(TransformerBlock):
                 y = y if position_encoding is None else y + position_encoding
                 return self.cross_attention(y, context, training=training, **_present(given))
 
-            x = self.cross_attention_residual(x, sublayer=attend_to_context, training=training)
-        return self._feed_forward(x, training)
+            attended = self.cross_attention_residual(
+                attended, sublayer=attend_to_context, training=training
+            )
+        return self._feed_forward(x, attended, training)
 
     def _check_context(self, context: Tensor) -> None:
         if self.cross_attention is not None and context is None:
@@ -495,6 +521,10 @@ class TransformerDecoderBlock(TransformerBlock):
             )
         if self.cross_attention is None and context is not None:
             raise ValueError(f"{self.name}: cross_attention=False takes no context, got one")
+
+
+def _with_finite_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x if mask is None else finite_padding(x, masks.key_mask("mask", mask, x))
 
 
 def _present(arguments: Arguments) -> Arguments:

@@ -2,6 +2,7 @@
 
 from keras_tfm.models.decoders.gemma import gemma
 from keras_tfm.models.decoders.gpt import gpt
+from keras_tfm.models.decoders.gpt_neox import gpt_neox
 from keras_tfm.models.decoders.granite import granite
 from keras_tfm.models.decoders.llama import llama
 from keras_tfm.models.decoders.olmo2 import olmo2
@@ -84,6 +85,7 @@ __all__ = [
     "evoformer",
     "gemma",
     "gpt",
+    "gpt_neox",
     "granite",
     "image_classifier",
     "image_gpt",

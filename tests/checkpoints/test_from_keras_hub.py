@@ -170,6 +170,10 @@ MODELS = {
     ),
     "gemma3-embedder": lambda: hub.Gemma3TextEmbedder(gemma3(2)),
     "gpt2-causal": lambda: hub.GPT2CausalLM(encoder("GPT2", **LENGTH)),
+    "gpt-neox": lambda: encoder("GPTNeoX", rotary_percentage=0.5),
+    "gpt-neox-causal": lambda: hub.GPTNeoXCausalLM(
+        encoder("GPTNeoX", layer_norm_epsilon=0.1, rotary_max_wavelength=50)
+    ),
     "t5": lambda: encoder("T5", use_gated_activation=False),
     "t5-seq2seq": lambda: hub.T5Seq2SeqLM(
         encoder("T5", tie_embedding_weights=False, activation="gelu", key_value_dim=6)
@@ -209,7 +213,11 @@ def test_a_model_there_and_back(name):
         "bert-probabilities": ["the model returns logits, without the task's softmax"],
         "vit-probabilities": ["the model returns logits, without the task's softmax"],
     }
-    assert found.notes == notes.get(name, [])
+    if name == "gpt-neox-causal":  # its cached steps rotate every query as if it were the first
+        (note,) = found.notes
+        assert note.startswith("KerasHub's own generate leaves the most probable tokens of gpt_neo")
+    else:
+        assert found.notes == notes.get(name, [])
     assert all((x == y).all() for x, y in zip(before, theirs.get_weights(), strict=True))
     add_noise(found.model)
     generates = name.endswith(("causal", "seq2seq"))  # compared once

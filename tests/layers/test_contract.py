@@ -407,6 +407,18 @@ CASES = {
         {"intermediate_dim": F, "num_heads": 3, "cross_attention": False, "use_bias": False},
         (X,),
     ),
+    "TransformerDecoderBlock, parallel": Case(
+        TransformerDecoderBlock,
+        {
+            "intermediate_dim": F,
+            "num_heads": 3,
+            "cross_attention": False,
+            "normalize_first": True,
+            "parallel": True,
+        },
+        (X,),
+        {"mask": MASK},
+    ),
 }
 
 LEARNING = {

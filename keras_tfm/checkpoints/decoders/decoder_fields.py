@@ -39,9 +39,11 @@ def window_of(model: models.Model) -> tuple[int | None, list[int | None]]:
     return max(used, default=None), each
 
 
-def is_tied(config: Config, named: Named, default: bool, embedding: str) -> bool:
+def is_tied(
+    config: Config, named: Named, default: bool, embedding: str, output: str = "lm_head.weight"
+) -> bool:
     """Whether the output shares the embedding's table, by the configuration and the tensors."""
-    untied = "lm_head.weight" in named.own and not named.same("lm_head.weight", embedding)
+    untied = output in named.own and not named.same(output, embedding)
     return config.flag("tie_word_embeddings", default) and not untied
 
 

@@ -240,11 +240,16 @@ def rope_fields(model: models.Model) -> Fields:
     return _for_every_version(_rope(model, given["rope_theta"], given["rope_scaling"]))
 
 
-def partial_rope_fields(model: models.Model) -> Fields:
-    """As `rope_fields`, of a builder with `rotary_dim`."""
+def partial_rope_fields(model: models.Model, rotary_dim: int | None = None) -> Fields:
+    """As `rope_fields`, of a builder with `rotary_dim`.
+
+    Args:
+        model: the model.
+        rotary_dim: int, the builder's default. Default: the whole head.
+    """
     given, fields = model.arguments, rope_fields(model)
     head_dim = given["dim"] // given["num_heads"]
-    rotary_dim = given["rotary_dim"] or head_dim
+    rotary_dim = given["rotary_dim"] or rotary_dim or head_dim
     part = rotary_dim / head_dim
     while int(head_dim * part) < rotary_dim:  # rounding
         part = math.nextafter(part, 1.0)

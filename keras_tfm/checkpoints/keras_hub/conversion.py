@@ -111,7 +111,8 @@ def from_keras_hub(
     if activation is not None:
         notes.append(f"the model returns logits, without the task's {activation.__name__}")
     if verify:
-        check_equal(made, source if source.is_float32 else source.in_float32(variables))
+        compared = source if source.is_float32 else source.in_float32(variables)
+        notes += check_equal(made, compared)
     preprocessing, reason = None, None
     if source.preprocessor is not None:
         try:

@@ -10,8 +10,8 @@ from keras_tfm.checkpoints.keras_hub.family import HubFamily
 from keras_tfm.checkpoints.keras_hub.rows import attention, block, dense, norm, rms_norm
 from keras_tfm.checkpoints.keras_hub.settings import Settings
 from keras_tfm.checkpoints.rows import Row
-from keras_tfm.checkpoints.transforms import Joined, Reshaped
-from keras_tfm.layers import LinearScaling, Llama3Scaling, LongRoPEScaling
+from keras_tfm.checkpoints.transforms import ByHead, Joined, Reshaped
+from keras_tfm.layers import LinearScaling, Llama3Scaling, LongRoPEScaling, gelu_tanh
 
 
 def _attention(
@@ -247,6 +247,40 @@ def _gpt2_table(model: models.Model) -> tuple[Row, ...]:
 
 
 GPT2 = HubFamily("GPT2Backbone", models.gpt, _gpt2_arguments, _gpt2_table)
+
+
+def _gpt_neox_arguments(settings: Settings) -> Arguments:
+    dim, heads = settings["hidden_dim"], settings["num_heads"]
+    return {
+        **_gpt2_arguments(settings),
+        "activation": gelu_tanh,
+        "layer_norm_epsilon": settings["layer_norm_epsilon"],
+        "attention_dropout": settings["dropout"],
+        "rope_theta": settings["rotary_max_wavelength"],
+        "rotary_dim": int(dim // heads * settings["rotary_percentage"]),
+        "tie_output": True,
+    }
+
+
+def _gpt_neox_table(model: models.Model) -> tuple[Row, ...]:
+    dim, heads = model.arguments["dim"], model.arguments["num_heads"]
+    path, layer = "decoder_{i}", "transformer_layer_{i}"
+    joined, theirs = f"{path}/self_attention/query_key_value", f"{layer}/self_attention"
+    kernel, bias = Reshaped((dim, heads, -1), (dim, -1)), Reshaped((heads, -1), (-1,))
+    return (
+        Row("embedding/embeddings", ("token_embedding/embeddings",)),
+        Row(f"{joined}/kernel", (f"{theirs}/query_key_value/kernel",), ByHead(heads, kernel)),
+        Row(f"{joined}/bias", (f"{theirs}/query_key_value/bias",), ByHead(heads, bias)),
+        *dense(f"{path}/self_attention/output_projection", f"{theirs}/attention_output"),
+        *dense(f"{path}/feed_forward/inner", f"{layer}/feedforward_intermediate_dense"),
+        *dense(f"{path}/feed_forward/outer", f"{layer}/feedforward_output_dense"),
+        *norm(f"{path}/self_attention_residual/norm", f"{layer}/self_attention_layer_norm"),
+        *norm(f"{path}/feed_forward_residual/norm", f"{layer}/feedforward_layer_norm"),
+        *norm("decoder_norm", "layer_norm"),
+    )
+
+
+GPT_NEOX = HubFamily("GPTNeoXBackbone", models.gpt_neox, _gpt_neox_arguments, _gpt_neox_table)
 
 
 def _phi3_arguments(settings: Settings) -> Arguments:

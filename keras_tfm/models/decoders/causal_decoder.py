@@ -61,7 +61,7 @@ class CausalDecoder:
 
         Args:
             block: function that returns block i: `block(i, window)`, with its entry of `windows`.
-            positions: layer that adds positions to the embedded tokens.
+            positions: layer that adds positions to the embedded tokens, or drops some of them.
             norm: normalisation after the last block.
         """
         if self.num_layers < 1:
