@@ -29,22 +29,41 @@ class CompiledSignature:
     memory.
     """
 
-    def __init__(self, model: Any, name: str, signature: Signature, caches: dict[Any, "_Array"]):
+    def __init__(self, model: Any, name: str, signature: Signature, caches: "_Caches"):
         """`caches`: the buffers of KV caches, which all signatures of the model use."""
         self._model, self._name, self._signature, self._caches = model, name, signature, caches
+        caches.users.append(self)
 
     @functools.cached_property
     def _inputs(self) -> dict[str, "_Array"]:
         return {key: self._input(key, x) for key, x in self._signature.inputs.items()}
 
     def _input(self, key: str, x: Input) -> "_Array":
-        place = key, tuple(x.shape), x.dtype
-        if place in self._caches:
-            return self._caches[place]
+        place, arrays = _place(key, x), self._caches.arrays
+        if place in arrays:
+            return arrays[place]
         result = self._create(key, x)
         if x.kind == "cache":
-            self._caches[place] = result
+            arrays[place] = result
         return result
+
+    def release_other_caches(self) -> None:
+        """Frees the KV caches of other lengths, which are created again at their next use.
+
+        Arrays of `inputs` that somebody holds stay valid, and are no inputs any more.
+        """
+        own, arrays = self._cache_places(), self._caches.arrays
+        others = {x for x in arrays if x not in own and x[0] in {key for key, *_ in own}}
+        for place in others:
+            del arrays[place]
+        for user in self._caches.users:
+            if user._cache_places() & others:
+                for name in ("_inputs", "inputs", "_outputs"):
+                    vars(user).pop(name, None)
+
+    def _cache_places(self) -> set[Any]:
+        inputs = self._signature.inputs
+        return {_place(key, x) for key, x in inputs.items() if x.kind == "cache"}
 
     @functools.cached_property
     def _copied_inputs(self) -> dict[str, "_Array"]:
@@ -84,6 +103,18 @@ class CompiledSignature:
         for x in self._outputs.values():
             x.read()
         return {key: x.array for key, x in self._outputs.items()}
+
+
+class _Caches:
+    """The buffers of KV caches by name, shape and dtype, and the signatures that use them."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[Any, _Array] = {}
+        self.users: list[CompiledSignature] = []
+
+
+def _place(key: str, x: Input) -> tuple[str, tuple[int, ...], str]:
+    return key, tuple(x.shape), x.dtype
 
 
 class _Array:
@@ -134,7 +165,7 @@ def compile_file(source: Path | bytes, threads: int, cache: Path | str | None) -
 
 def signatures_of(model: Any, signatures: Mapping[str, Signature]) -> dict[str, CompiledSignature]:
     """The signatures of a compiled model, by name; they share the buffers of KV caches."""
-    caches: dict[Any, _Array] = {}
+    caches = _Caches()
     return {name: CompiledSignature(model, name, x, caches) for name, x in signatures.items()}
 
 

@@ -5,9 +5,10 @@ import functools
 import hashlib
 import mmap
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -55,8 +56,6 @@ class LoadedFile:
         lock: held while a signature runs. LiteRT's interpreter is one set of buffers, so two
             threads would mix their results. Reentrant: a callback that chooses a token may run
             the same model.
-        cache_user: the number of the stream that may use the caches of "decode". A new stream, or a
-            run of "decode", takes the next number, and earlier streams stop with an error.
     """
 
     def __init__(
@@ -96,7 +95,6 @@ class LoadedFile:
             runners = load_signatures(source, threads, self.signatures, xnnpack)
         self._memory = _Memory(runners, source)
         self.lock = threading.RLock()
-        self.cache_user = 0
         self._part_of: tuple[LoadedFile, str] | None = None
 
     @functools.cached_property
@@ -183,7 +181,7 @@ class LoadedFile:
             full = {**arrays, **{key: filled_batch(array, batch) for key, array in chunk.items()}}
             with self.lock:
                 if "logits" in signature.outputs and shared:
-                    self.cache_user += 1  # this run overwrites the caches of a stream
+                    self.take_caches(None)  # this run overwrites the caches of a stream
                 results.append(self._call(name, full))
         return {key: np.concatenate([r[key] for r in results])[:rows] for key in results[0]}
 
@@ -234,18 +232,46 @@ class LoadedFile:
                 return name, inputs
         return list(found)[-1], inputs
 
+    def take_caches(self, user: "CacheUser | None") -> None:
+        """Makes `user` the only one whose KV caches are in LiteRT's buffers.
+
+        The one before is told to leave. Call it with `lock` held.
+        """
+        before = self._memory.cache_user()
+        if before is not None and before is not user:
+            before.release()
+        self._memory.cache_user = (lambda: None) if user is None else weakref.ref(user)
+
+    def has_caches(self, user: "CacheUser") -> bool:
+        """Whether `user` was the last to take the caches."""
+        return self._memory.cache_user() is user
+
     def buffers(self, name: str) -> Buffers | CompiledSignature:
         """The arguments of a signature as arrays that keep their values between runs."""
         runner = self.runners[name]
         return runner if isinstance(runner, CompiledSignature) else Buffers(runner)
 
 
+class CacheUser(Protocol):
+    """Something that reads and writes KV caches in LiteRT's buffers over several calls."""
+
+    def release(self) -> None:
+        """Copies what is needed from LiteRT's buffers, which another user will overwrite."""
+
+
 class _Memory:
-    """What `close` releases: the functions of the signatures, and bytes, which LiteRT reads."""
+    """What the models of a file share.
+
+    Attributes:
+        runners: the functions of the signatures; None after `close`.
+        source: the file, or its bytes, which LiteRT reads; None after `close`.
+        cache_user: function that returns the present user of the KV caches, or None.
+    """
 
     def __init__(self, runners: Mapping[str, Runner], source: Path | bytes):
         self.runners: Mapping[str, Runner] | None = runners
         self.source: Path | bytes | None = source
+        self.cache_user: Callable[[], CacheUser | None] = lambda: None
 
 
 def load_signatures(

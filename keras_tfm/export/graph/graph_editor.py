@@ -72,7 +72,7 @@ class GraphEditor:
         """The index of a new tensor."""
         tensor = self._schema.TensorT()
         tensor.shape, tensor.type, tensor.buffer = np.array(shape, "int32"), dtype, buffer
-        tensor.name = b"gpu_%d" % len(self._graph.tensors)
+        tensor.name = b"new_%d" % len(self._graph.tensors)
         self._graph.tensors.append(tensor)
         return len(self._graph.tensors) - 1
 

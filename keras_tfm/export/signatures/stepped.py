@@ -16,7 +16,6 @@ import tensorflow as tf
 from keras_tfm.export.signatures.host_caches import Caches
 from keras_tfm.export.signatures.request import Request
 from keras_tfm.export.signatures.signature import Signature, Tensors, with_padding
-from keras_tfm.generation.loop import cache_capacities
 from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.decoding.cache import COLUMN_AXES, columns_of_entry, longer
 
@@ -141,7 +140,12 @@ def _capacities(request: Request) -> tuple[int, ...]:
     assert request.max_length is not None
     if request.whole_caches:  # the results of a call are the arguments of the next: one capacity
         return (request.max_length,)
-    return cache_capacities(request.max_length, first=128)
+    result, capacity = [], 128
+    while 3 * capacity < 2 * request.max_length:  # another graph for the last third is not worth it
+        result.append(capacity)
+        # A step reads all columns. From 512 on, twice too many take longer than the model itself.
+        capacity *= 4 if capacity < 512 else 2
+    return (*result, request.max_length)
 
 
 def _step_specs(caches: Caches, capacity: int) -> dict[str, tf.TensorSpec]:

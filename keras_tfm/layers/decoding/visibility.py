@@ -74,7 +74,19 @@ class Visible(NamedTuple):
         """A copy with `penalty` and `some` computed from the mask."""
         seen = ops.cast(ops.expand_dims(self.mask, 1), "float32")
         some = None if sees_itself else ops.max(seen, axis=-1, keepdims=True)
-        return self._replace(penalty=(seen - 1.0) * -self.masked_score, some=some)
+        return self._replace(penalty=self._penalty(seen), some=some)
+
+    def repeated_penalty(self, repeats: int) -> Tensor:
+        """`penalty` with its rows `repeats` times, (1 | B, 1, repeats 1 | T, S + N).
+
+        The mask is repeated, not the penalty: XNNPACK runs no TILE, which would part what it runs
+        before from what it runs after.
+        """
+        seen = ops.cast(ops.expand_dims(self.mask, 1), "float32")
+        return self._penalty(ops.tile(seen, (1, 1, repeats, 1)))
+
+    def _penalty(self, seen: Tensor) -> Tensor:
+        return (seen - 1.0) * -self.masked_score
 
 
 class Extended(NamedTuple):

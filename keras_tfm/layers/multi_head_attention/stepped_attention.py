@@ -72,7 +72,7 @@ def stepped_attention(
         scores = ungroup_heads(scores, heads, query)
     elif penalty is not None and penalty.shape[2] != 1 and heads != groups:
         # The same operator in all layers.
-        penalty = ops.tile(penalty, (1, 1, heads // groups, 1))
+        penalty = visible.repeated_penalty(heads // groups)
     if terms.scores is not None:
         scores = scores + ops.cast(terms.scores, "float32")
     if soft_cap is not None:

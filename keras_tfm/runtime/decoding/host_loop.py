@@ -97,19 +97,14 @@ def _stream(
         for name, x in file.signatures.items()
         if prefill is None or not isinstance(x, Prefill) or name == prefill
     }
-    steps = step(
-        decode,
-        Steps(signatures, file.buffers, known, batch),
-        prompt,
-        chooser(choose, prompt),
-        guess,
-    )
+    caches = Steps(signatures, file.buffers, known, batch)
+    steps = step(decode, caches, prompt, chooser(choose, prompt), guess)
     with file.lock:
-        number = file.cache_user = file.cache_user + 1
+        file.take_caches(caches)
     while True:
         with file.lock:
             _ = file.runners  # raises if the file was closed
-            if number != file.cache_user:
+            if not file.has_caches(caches):
                 raise RuntimeError(
                     "another stream has begun, or 'decode' has run, and one file has one set "
                     "of caches: load it twice to run two side by side"

@@ -14,8 +14,11 @@ from keras_tfm.runtime.manifest.manifest import Decode, Prefill, Signature, of_r
 class Steps:
     """Reads tokens at growing positions, and keeps the KV caches that they leave.
 
-    The entries are kept in NumPy, outside of LiteRT, so they survive another user of the
-    signatures. A signature's buffers get the entries that they lack before it runs.
+    With `CompiledModel`, whose signatures share the buffers of KV caches, the entries are those
+    buffers: nothing is copied but the new columns of a step. Longer texts take longer buffers, and
+    the shorter ones are freed. Before another user overwrites them, `release` copies the columns in
+    use. With `Interpreter`, where each signature has buffers of its own, entries are kept in NumPy,
+    and a signature's buffers get the columns that they lack before it runs.
 
     Args:
         signatures: those of the manifest.
@@ -49,7 +52,8 @@ class Steps:
         self._axes = settings.column_axes
         self._decoder = _Loaded("", None, 0)
         self._verifying: dict[str, _Loaded] = {}
-        self._shared = False
+        self._shared = False  # whether another object may read the arrays in `entries`
+        self._in_buffers = False  # whether they are LiteRT's
         self._columns_kept = first.capacity  # of the arrays in `entries`
         self.position = 0
         self.entries: dict[str, np.ndarray] = {
@@ -124,13 +128,17 @@ class Steps:
             loaded.columns = min(loaded.columns, position)
 
     def release(self) -> None:
-        """Forgets LiteRT's buffers, which another user has overwritten."""
+        """Leaves LiteRT's buffers, which another user will overwrite."""
+        if self._in_buffers:
+            self.entries = {key: np.array(x) for key, x in self.read_entries().items()}
+            self._shared, self._in_buffers = True, False  # the next write copies to a capacity
         self._decoder = _Loaded("", None, 0)
         self._verifying = {}
 
     def restore(self, entries: dict[str, np.ndarray]) -> None:
         """Continues after the columns of entries, the result of `read_entries`."""
-        self.entries, self._shared = entries, True  # the next write copies them to a capacity
+        # The next write copies them to a capacity.
+        self.entries, self._shared, self._in_buffers = entries, True, False
         columns = [x.shape[self._axes[key]] for key, x in entries.items()]
         self.position = min(columns, default=self._prefix) - self._prefix
         self.release()
@@ -144,6 +152,8 @@ class Steps:
 
     def fork(self) -> "Steps":
         """A copy with the same entries, which are copied when one of the two writes to its own."""
+        if self._in_buffers:
+            self.release()
         self._shared = True
         result = copy.copy(self)
         result.release()
@@ -185,20 +195,51 @@ class Steps:
         self._keep(buffers.run(), start, end)
 
     def _begin(self, name: str) -> "_Loaded":
-        """The buffers of a signature, without entries."""
-        return _Loaded(name, _initialize(self._buffers(name), self.known), -self._prefix)
+        """The buffers of a signature, without entries that are not in them already."""
+        return self._initialize(_Loaded(name, self._buffers(name), -self._prefix))
+
+    def _initialize(self, loaded: "_Loaded") -> "_Loaded":
+        """Writes the known arguments, and zeros elsewhere."""
+        assert loaded.buffers is not None
+        loaded.inputs, loaded.columns = loaded.buffers.inputs, -self._prefix
+        for key, array in loaded.inputs.items():
+            if key in self.known:
+                array[...] = self.known[key]
+            elif array.dtype.kind == "f" and self.entries.get(key) is not array:
+                # Stale memory may hold NaN, and NaN times an attention weight of 0 is NaN.
+                array[...] = 0
+        return loaded
 
     def _load(self, loaded: "_Loaded") -> Buffers | CompiledSignature:
         """The buffers of a signature, after writing the entries that they lack."""
-        assert loaded.buffers is not None
+        buffers = loaded.buffers
+        assert buffers is not None
+        if buffers.inputs is not loaded.inputs:  # they were freed, and are others now
+            self._initialize(loaded)
         if loaded.columns < self.position:
             for key, x in self.entries.items():
-                if key in loaded.buffers.inputs:
-                    cache, first = loaded.buffers.inputs[key], loaded.columns
-                    new = self._columns(key, x, first, self.position)
-                    self._columns(key, cache, first, self.position)[...] = new
+                cache = buffers.inputs.get(key)
+                if cache is not None and cache is not x:
+                    new = self._columns(key, x, loaded.columns, self.position)
+                    self._columns(key, cache, loaded.columns, self.position)[...] = new
         loaded.columns = self.position
-        return loaded.buffers
+        if isinstance(buffers, CompiledSignature):
+            self._move_to(buffers)
+        return buffers
+
+    def _move_to(self, buffers: CompiledSignature) -> None:
+        """Makes the caches in a signature's buffers, which have all columns, the entries."""
+        caches = {key: buffers.inputs[key] for key in self.entries if key in buffers.inputs}
+        if caches.keys() != self.entries.keys():
+            return  # a prefill of an older file, which reads no caches
+        shapes = {(key, x.shape[0]) for key, x in self.entries.items()}
+        if shapes != {(key, x.shape[0]) for key, x in caches.items()}:
+            return  # one row in all of a batch
+        if any(caches[key] is not x for key, x in self.entries.items()):
+            self.entries, self._shared, self._in_buffers = caches, False, True
+            columns = (x.shape[self._axes[key]] for key, x in caches.items())
+            self._columns_kept = next(columns) - self._prefix
+            buffers.release_other_caches()
 
     def _keep(
         self,
@@ -225,7 +266,7 @@ class Steps:
             if len(new) != len(x):
                 new = new[: len(x)]
             x[columns[axis]] = new
-            if caches is not None and key in caches:
+            if caches is not None and key in caches and caches[key] is not x:
                 caches[key][columns[axis]] = new
         self.position = end
 
@@ -255,18 +296,10 @@ def _at(axis: int, start: int, end: int) -> tuple[slice, ...]:
 class _Loaded:
     """The buffers of a signature, and the number of tokens whose columns are up to date.
 
-    That number is negative as long as the columns of a prefix are missing.
+    That number is negative as long as the columns of a prefix are missing. `inputs` are the arrays
+    that it counts for.
     """
 
     def __init__(self, name: str, buffers: Buffers | CompiledSignature | None, columns: int):
         self.name, self.buffers, self.columns = name, buffers, columns
-
-
-def _initialize(
-    buffers: Buffers | CompiledSignature, known: dict[str, np.ndarray]
-) -> Buffers | CompiledSignature:
-    """The buffers, with the known arguments written, and zeros elsewhere."""
-    for key, array in buffers.inputs.items():
-        # Zeros: stale memory may hold NaN, and NaN times an attention weight of 0 is NaN.
-        array[...] = known.get(key, 0)
-    return buffers
+        self.inputs: dict[str, np.ndarray] | None = None

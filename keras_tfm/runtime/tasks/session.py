@@ -85,7 +85,6 @@ class Session:
     ):
         self._file, self._decode = file, decode_of(file)
         self._lock = threading.Lock()
-        self._number = -1  # that of `file.cache_user` while LiteRT's buffers are this session's
         self._turn = 0  # a stream ends when another call has changed the session
         self._tokens: list[int] = []
         self._given = GivenText()
@@ -242,7 +241,7 @@ class Session:
         with self._use(run=False):
             result = Session.__new__(Session)
             vars(result).update(vars(self))
-            result._lock, result._number = threading.Lock(), -1
+            result._lock = threading.Lock()
             result._tokens, result._steps = list(self._tokens), self._steps.fork()
             result._given = copy.copy(self._given)
             return result
@@ -267,7 +266,10 @@ class Session:
         try:
             if run:
                 _ = self._file.runners  # raises if the model was closed
-            yield
+                yield
+            else:
+                with self._file.lock:  # another session may take LiteRT's buffers, and their caches
+                    yield
         finally:
             self._lock.release()
 
@@ -275,9 +277,7 @@ class Session:
     def _buffers(self) -> Iterator[Steps]:
         """The steps, while no other thread runs the model."""
         with self._file.lock:
-            if self._number != self._file.cache_user:
-                self._steps.release()
-                self._number = self._file.cache_user = self._file.cache_user + 1
+            self._file.take_caches(self._steps)
             _ = self._file.runners
             yield self._steps
 
