@@ -5,7 +5,10 @@ unless it is given a cache of packed weights. In Python only `CompiledModel` tak
 `Interpreter` creates its delegate itself, without options.
 """
 
+import contextlib
+import ctypes
 import functools
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,7 @@ class CompiledSignature:
     def __init__(self, model: Any, name: str, signature: Signature, caches: "_Caches"):
         """`caches`: the buffers of KV caches, which all signatures of the model use."""
         self._model, self._name, self._signature, self._caches = model, name, signature, caches
+        self._has_run = False
         caches.users.append(self)
 
     @functools.cached_property
@@ -60,6 +64,8 @@ class CompiledSignature:
             if user._cache_places() & others:
                 for name in ("_inputs", "inputs", "_outputs"):
                     vars(user).pop(name, None)
+        if others:
+            return_freed_memory()
 
     def _cache_places(self) -> set[Any]:
         inputs = self._signature.inputs
@@ -100,6 +106,9 @@ class CompiledSignature:
         outputs = {key: x.buffer for key, x in self._outputs.items()}
         with as_value_errors():
             self._model.run_by_name(self._name, inputs, outputs)
+        if not self._has_run:  # LiteRT has planned its memory, and freed what that took
+            self._has_run = True
+            return_freed_memory()
         for x in self._outputs.values():
             x.read()
         return {key: x.array for key, x in self._outputs.items()}
@@ -139,6 +148,13 @@ class _Array:
         if self._copies:
             flat = self.buffer.read(self.array.size, self.array.dtype)
             self.array[...] = flat.reshape(self.array.shape)
+
+
+def return_freed_memory() -> None:
+    """Returns memory that was freed to the system, which glibc otherwise keeps for later use."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def unsupported_dtype(signatures: Mapping[str, Signature]) -> tuple[str, str, str] | None:

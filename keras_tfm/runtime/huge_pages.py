@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 HUGE = 2 << 20
 # Bytes that are moved at once: what the process needs beside the weights.
 CHUNK = 4 * HUGE
-# The name that XNNPACK's delegate gives to its cache in memory.
-NAME = "/memfd:XNNPack in-memory weight cache"
+# The name of the file in memory that has the packed weights.
+NAME = "/memfd:keras_tfm packed weights"
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # Linux's numbers, the same on every processor.
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
@@ -39,11 +39,26 @@ class _Mapping(NamedTuple):
 
 
 @contextlib.contextmanager
+def memory_file() -> Iterator[str | None]:
+    """The path of an empty file in memory for packed weights; None where the system has none."""
+    try:
+        descriptor = os.memfd_create(NAME.removeprefix("/memfd:"))
+    except (AttributeError, OSError):  # not on Linux
+        yield None
+        return
+    try:
+        path = Path(f"/proc/self/fd/{descriptor}")
+        yield str(path) if path.exists() else None
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def packed_weights_in_huge_pages() -> Iterator[None]:
     """Moves the weights that XNNPACK packs in memory within the block, at its end.
 
-    XNNPACK must not pack more weights after the block: it would map the file of its cache again,
-    whose pages are released here.
+    XNNPACK must not pack more weights after the block: it would map their file again, whose pages
+    are released here.
 
     Nothing is moved where the system does not offer huge pages, and after an error of the system
     the rest stays where it is: the content of the memory is the same at any time.

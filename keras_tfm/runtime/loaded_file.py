@@ -18,10 +18,11 @@ from keras_tfm.runtime.compiled_model import (
     IN_MEMORY,
     CompiledSignature,
     compile_file,
+    return_freed_memory,
     signatures_of,
     unsupported_dtype,
 )
-from keras_tfm.runtime.huge_pages import packed_weights_in_huge_pages
+from keras_tfm.runtime.huge_pages import memory_file, packed_weights_in_huge_pages
 from keras_tfm.runtime.litert_internals import Buffers, as_value_errors
 from keras_tfm.runtime.manifest import storage
 from keras_tfm.runtime.manifest.manifest import AnySignature, Predict, Signature, of_role
@@ -280,8 +281,13 @@ def load_signatures(
     """The signatures of a .tflite file as functions; arguments as of `LoadedFile`."""
     size = len(source) if isinstance(source, bytes) else source.stat().st_size
     if xnnpack and size >= SHARED_BYTES and unsupported_dtype(signatures) is None:
-        with packed_weights_in_huge_pages():
-            model = compile_file(source, threads, IN_MEMORY)
+        with memory_file() as cache, packed_weights_in_huge_pages():
+            if cache is not None:
+                # XNNPACK packs each weight in a buffer as large as the largest of them, which it
+                # keeps as long as the model lives. A model that finds all packed has no buffer.
+                compile_file(source, threads, cache)
+            model = compile_file(source, threads, cache or IN_MEMORY)
+        return_freed_memory()
         return signatures_of(model, signatures)
     given = {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
     module = storage.import_litert("interpreter")

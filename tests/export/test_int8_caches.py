@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import keras
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 from small_exports import MAX_LENGTH, SOURCE_LENGTH, new_path, small, small_tokens
 from small_models import SOURCES, START, decoder_only, logits_of
+from small_writers import LENGTH, ids, story, written
 
 from keras_tfm import cli
 from keras_tfm.export import VerificationError, export_tflite, verify
+from keras_tfm.export.graph import int8_caches
 from keras_tfm.generation import Beam, Drafted, PromptLookup
 from keras_tfm.generation.loop import GenerationLoop
 from keras_tfm.layers import DecodingScope, TokenEmbedding, attention
@@ -231,6 +234,60 @@ def test_xnnpack_multiplies_the_caches_as_they_are():
     options = {"draft_length": 2, "cache": "float32", "verify": False}
     exact = exported(decoder_only(), **CHAT, **options).subgraphs
     assert [x.partitions for x in writer().subgraphs] == [x.partitions for x in exact]
+
+
+def logits_after(path, tokens):
+    """The logits of a session after each of its tokens, which it reads in chunks."""
+    session, found = load(path).session(), []
+
+    def choose(logits):
+        found.append(logits)
+        return tokens[len(session) :][:1]
+
+    session.append(tokens[:150])
+    session.generate(len(tokens) - 150, choose)
+    return np.concatenate(found)
+
+
+def test_large_caches_are_read_in_parts(monkeypatch):
+    """The same numbers from parts of 32 columns, of keys and of values."""
+    direct = written(cache="int8")
+    monkeypatch.setattr(int8_caches, "_LARGEST_DIRECT", 0)
+    monkeypatch.setattr(int8_caches, "_PART", 1)
+    path = new_path()
+    export_tflite(
+        story(), path, ["prefill", "decode"], max_length=LENGTH, verify=False, cache="int8",
+        prompt_length=(6, 20), end_id=2,
+    )  # fmt: skip
+    tokens = ids(LENGTH - 1)
+    # 200 columns: the same products, whose sums are added in another order.
+    np.testing.assert_allclose(
+        logits_after(path, tokens), logits_after(direct, tokens), rtol=0, atol=FLOAT32
+    )
+    model = flatbuffer.read(path.read_bytes())
+    (graph,) = (
+        model.subgraphs[x.subgraphIndex]
+        for x in model.signatureDefs
+        if x.signatureKey.decode() == f"decode_{LENGTH}"
+    )
+    sizes = [
+        graph.tensors[x.outputs[0]].shape.tolist()
+        for kind, x in operators_of(graph, model)
+        if kind == "DEQUANTIZE"
+    ]
+    widths = [32] * 6 + [8]
+    keys, values = ([1, 2, 4, x] for x in widths), ([1, 2, x, 4] for x in widths)
+    assert sorted(sizes) == sorted([*keys, *values] * 2)  # of two layers
+
+
+def test_a_cache_is_dequantized_next_to_its_product():
+    """Not before all layers, where other operators would separate it from the product."""
+    model = flatbuffer.read(Path(written(cache="int8")).read_bytes())
+    for graph in model.subgraphs:
+        operators = operators_of(graph, model)
+        for (kind, x), (following, y) in pairwise(operators):
+            if kind == "DEQUANTIZE":
+                assert following in ("BATCH_MATMUL", "RESHAPE") and x.outputs[0] in y.inputs
 
 
 def damaged(path, change):

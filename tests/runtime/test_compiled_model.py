@@ -1,5 +1,6 @@
 """Large files run in LiteRT's `CompiledModel`, whose signatures share packed weights and caches."""
 
+import os
 import sys
 
 import numpy as np
@@ -25,6 +26,24 @@ def test_answers_are_those_of_keras(shared):
     model = runtime.load(small_file(num_layers=2).path)
     assert all(isinstance(x, CompiledSignature) for x in model.file.runners.values())
     np.testing.assert_array_equal(model.generate(QUESTIONS).tokens, small_tokens(num_layers=2))
+
+
+@pytest.mark.parametrize("memory_files", [True, False])
+def test_packed_weights_without_a_file_in_memory(shared, monkeypatch, memory_files):
+    """On other systems XNNPACK builds its own cache; the answers are the same."""
+    if not memory_files:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    used = []
+    compile_file = loaded_file.compile_file
+    monkeypatch.setattr(
+        loaded_file, "compile_file", lambda *x: used.append(x[-1]) or compile_file(*x)
+    )
+    model = runtime.load(small_file(num_layers=2).path)
+    np.testing.assert_array_equal(model.generate(QUESTIONS).tokens, small_tokens(num_layers=2))
+    if memory_files and sys.platform == "linux":
+        assert len(used) == 2 and len(set(used)) == 1  # the first packs, the second reads
+    else:
+        assert used == [compiled_model.IN_MEMORY]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's huge pages")
@@ -68,6 +87,65 @@ def test_steps_of_one_capacity_have_the_same_caches(shared):
     assert len(caches) == 5  # keys and values of two layers, and a mask
     for inputs in others:
         assert {key for key, x in inputs.items() if x is first[key]} == set(caches)
+
+
+def caches_of(model):
+    """The KV caches in LiteRT's buffers: from name and number of columns to array."""
+    signatures = model.file.runners.values()
+    (caches,) = {id(x._caches): x._caches for x in signatures}.values()
+    axes = next(x for x in model.file.signatures.values() if x.role == "decode").column_axes
+    return {(key, shape[axes[key]]): x.array for (key, shape, _), x in caches.arrays.items()}
+
+
+def test_the_entries_of_a_session_are_the_buffers(shared):
+    """Each number is in memory once, and the caches of shorter texts are freed."""
+    model = runtime.load(written())
+    session = model.session()
+    session.append(ids(40))
+    session.generate(3)
+    short = caches_of(model)
+    assert {columns for _, columns in short} == {128}
+    entries = session._steps.entries
+    assert len(entries) == len(short) == 5
+    assert all(entries[key] is x for (key, _), x in short.items())
+    before = {key: x[..., :40, :].copy() for (key, _), x in short.items() if x.ndim == 4}
+    session.append(ids(100))
+    session.generate(1)
+    long = caches_of(model)
+    assert {columns for _, columns in long} == {LENGTH}
+    entries = session._steps.entries
+    assert all(entries[key] is x for (key, _), x in long.items())
+    for key, x in before.items():
+        np.testing.assert_array_equal(long[key, LENGTH][..., :40, :], x)
+
+
+def test_a_session_returns_to_shorter_caches(shared):
+    model = runtime.load(written())
+    session, other = model.session(), model.session()
+    session.append(ids(150))
+    session.generate(2)
+    session.rewind(len(session) - 30)
+    session.append(ids(5, seed=1))
+    other.append([*ids(30), *ids(5, seed=1)])
+    assert {columns for _, columns in caches_of(model)} == {128}
+    assert session.generate(6).tokens.tolist() == other.generate(6).tokens.tolist()
+
+
+def test_what_another_user_overwrites_is_kept(shared, tmp_path):
+    """A stream takes the buffers of a session; its forks, a saved copy and itself continue."""
+    model, prompt = runtime.load(written()), ids(70)
+    alone = model.session()
+    alone.append(prompt)
+    expected = alone.generate(8).tokens.tolist()
+    session = model.session()
+    session.append(prompt)
+    tokens = session.generate(2).tokens.tolist()
+    fork = session.fork()
+    list(zip(model.stream([ids(90, seed=3)]), range(4), strict=False))
+    session.save(tmp_path / "saved.npz")
+    restored = model.session(restore=tmp_path / "saved.npz")
+    for x in (session, fork, restored):
+        assert tokens + x.generate(6).tokens.tolist() == expected
 
 
 def test_two_sessions_of_one_file_in_turns(shared):

@@ -8,8 +8,8 @@ would be in memory in float32 at once.
 
 XNNPACK multiplies float32 queries with the int8 keys of a DEQUANTIZE directly, if nothing else
 reads it, and the product does not transpose it (`adj_y`). It then keeps a scale for each number of
-the cache, four bytes, in every signature. Large caches are therefore read in parts, each
-dequantized into memory that all parts share: see `_LARGEST_DIRECT`. Other runtimes dequantise, too.
+the cache, four bytes, in every signature. Large caches, and those of a prefill, are therefore read
+in parts, each dequantized into memory that all parts share. Other runtimes dequantise, too.
 """
 
 from collections import Counter
@@ -20,8 +20,9 @@ from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT, TensorT
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest.storage import import_litert
 
-# The size of a cache, in numbers, up to which XNNPACK may read it directly.
-_LARGEST_DIRECT = 1 << 18
+# The size of a cache, in numbers, and the number of queries up to which XNNPACK reads it directly.
+# With more queries, dequantizing takes little of a product's time.
+_LARGEST_DIRECT, _MOST_QUERIES = 1 << 18, 8
 # The numbers of a part of a larger one. In float32 and packed, it fits a processor's caches.
 _PART = 1 << 20
 
@@ -93,10 +94,10 @@ def _move_to_readers(graph: SubGraphT, moved: list[OperatorT]) -> None:
 
 
 class _Parts(GraphEditor):
-    """Products of a graph whose large caches are read in parts."""
+    """Products of a graph that read caches in parts."""
 
     def replace_products(self) -> None:
-        """Replaces each DEQUANTIZE of a large cache, and the BATCH_MATMUL that reads it."""
+        """Replaces each DEQUANTIZE that needs parts, and the BATCH_MATMUL that reads it."""
         graph, dequantized = self._graph, {}
         for operator in graph.operators:
             if self._kind(operator) == "DEQUANTIZE":
@@ -107,7 +108,7 @@ class _Parts(GraphEditor):
         for operator in graph.operators:
             made = dequantized.get(int(operator.inputs[1])) if len(operator.inputs) > 1 else None
             only = made is not None and readers[int(made.outputs[0])] == 1
-            if made is not None and only and self._is_large(operator, int(made.inputs[0])):
+            if made is not None and only and self._needs_parts(operator, int(made.inputs[0])):
                 replaced.add(id(made))
                 query, result = int(operator.inputs[0]), int(operator.outputs[0])
                 self._product(query, int(made.inputs[0]), result)
@@ -115,13 +116,14 @@ class _Parts(GraphEditor):
                 self._operators.append(operator)
         graph.operators = [x for x in self._operators if id(x) not in replaced]
 
-    def _is_large(self, product: OperatorT, cache: int) -> bool:
+    def _needs_parts(self, product: OperatorT, cache: int) -> bool:
         if self._kind(product) != "BATCH_MATMUL" or self._is_constant(cache):
             return False
         options, shape = product.builtinOptions, self._shape(cache)
         is_plain = not (options.adjX or options.adjY)
-        same_batch = self._shape(int(product.inputs[0]))[:-2] == shape[:-2]
-        return is_plain and same_batch and prod(shape) > _LARGEST_DIRECT
+        *batch, rows, _ = self._shape(int(product.inputs[0]))
+        is_large = prod(shape) > _LARGEST_DIRECT or rows > _MOST_QUERIES
+        return is_plain and is_large and batch == shape[:-2]
 
     def _product(self, query: int, cache: int, result: int) -> None:
         """Appends (..., N, K) x (..., K, S), in parts of the longer axis of the cache."""
