@@ -157,10 +157,10 @@ class _Parts(GraphEditor):
         """The parts along the last axis. XNNPACK takes up to five at once."""
         while len(parts) > 1:
             several = [parts[i : i + 4] for i in range(0, len(parts), 4)]
-            parts = [x[0] if len(x) == 1 else self._joined(x) for x in several]
+            parts = [x[0] if len(x) == 1 else self._concatenation(x) for x in several]
         return parts[0]
 
-    def _joined(self, parts: list[int]) -> int:
+    def _concatenation(self, parts: list[int]) -> int:
         *shape, _ = self._shape(parts[0])
         columns = sum(self._shape(x)[-1] for x in parts)
         kind = "ConcatenationOptions"
