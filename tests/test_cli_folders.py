@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ import keras_tfm
 from keras_tfm import checkpoints, models, runtime
 from keras_tfm.checkpoints.huggingface import FAMILIES
 from keras_tfm.cli import import_command
-from keras_tfm.cli.checkpoint_folder import folder_arguments, load_folder
+from keras_tfm.cli.model_commands import EXPORT_OPTIONS
+from keras_tfm.export import export_litertlm, export_tflite, verify
+from keras_tfm.export.checkpoints import export_arguments, load_checkpoint
 from keras_tfm.generation import generate, processors
 
 pytest.importorskip("safetensors")
@@ -110,16 +113,43 @@ def test_a_chat_model(run, chat, tmp_path):
 
 def arguments_of(folder, is_litertlm=False, **given):
     """What an export takes from a folder when its options are these."""
-    names = ["signatures", "source_length", "prompt_length", "default_prompt", "max_length"]
-    names += ["start_id", "end_id", "tokenizer", "detokenizer", "chat_template", "images"]
-    options = {**dict.fromkeys(names), "accelerator": "cpu", **given}
-    return folder_arguments(folder, load_folder(folder), options, is_litertlm)
+    return taken_of(folder, is_litertlm, **given).arguments
 
 
-def test_the_length_of_a_chat_is_limited_and_said(chat, capsys):
-    arguments = arguments_of(chat)
-    assert (arguments["max_length"], arguments["prompt_length"]) == (1024, 64)
-    assert "--max-length 1024 (of 131072); --prompt-lengths 64" in capsys.readouterr().err
+def taken_of(folder, is_litertlm=False, **given):
+    return export_arguments(load_checkpoint(folder), given, is_litertlm)
+
+
+def test_the_length_of_a_chat_is_limited_and_said(chat):
+    taken = taken_of(chat)
+    assert (taken.arguments["max_length"], taken.arguments["prompt_length"]) == (1024, 64)
+    said = "--max-length 1024 (of 131072); --prompt-lengths 64"
+    assert said in taken.describe(EXPORT_OPTIONS)
+
+
+def manifest_of(path):
+    return replace(runtime.load(path).file.manifest, sha256="")
+
+
+def test_python_takes_from_a_folder_what_the_command_does(run, chat, sentences, tmp_path):
+    for folder in (chat, sentences):
+        path = tmp_path / f"{folder.name}.tflite"
+        code, _, err = run("export", folder, path, "--no-verify")
+        assert code == 0, err
+        report = export_tflite(folder, tmp_path / "python.tflite", verify=False)
+        assert manifest_of(report.path) == manifest_of(path)
+        assert report.notes[-1].startswith("of the folder: ")
+    assert "its tokenizer; source_length=[7]" in report.notes[-1]
+    assert verify(sentences, tmp_path / "python.tflite").checks
+
+
+def test_python_takes_the_same_for_litertlm(run, chat, tmp_path):
+    pytest.importorskip("litert_lm_builder")
+    code, _, err = run("export", chat, tmp_path / "x.litertlm", "--max-length", 64, "--no-verify")
+    assert code == 0, err
+    export_litertlm(chat, tmp_path / "y.litertlm", max_length=64, verify=False)
+    x, y = (np.fromfile(tmp_path / f"{name}.litertlm", "uint8") for name in "xy")
+    assert len(x) == len(y) and (x != y).sum() <= 64  # a random identity and the time
 
 
 def test_a_chat_model_for_litertlm(run, chat, tmp_path):
@@ -131,24 +161,25 @@ def test_a_chat_model_for_litertlm(run, chat, tmp_path):
     assert (tmp_path / "x.litertlm").read_bytes()[:8] == b"LITERTLM"
 
 
-def test_a_template_that_strings_cannot_represent_is_left_out_and_said(chat, capsys):
+def test_a_template_that_strings_cannot_represent_is_left_out_and_said(chat):
     with_tokenizer(chat, chat_template="{{ messages | length }}", bos_token="<start>")
-    assert "chat_template" not in arguments_of(chat)
-    (line,) = capsys.readouterr().err.splitlines()
+    taken = taken_of(chat)
+    assert "chat_template" not in taken.arguments
+    line = taken.describe()
     assert "no chat template: " in line and "cannot be written as strings" in line
 
 
-def test_a_translator(tmp_path, capsys):
+def test_a_translator():
     """T5 has the start token and the end token of the folder, which has no tokenizer here."""
-    arguments = arguments_of(HUGGING_FACE / "t5")
-    assert arguments == {
+    taken = taken_of(HUGGING_FACE / "t5")
+    assert taken.arguments == {
         "signatures": ["generate"],
         "end_id": [1],
         "start_id": 0,
         "max_length": 128,
         "source_length": [32, 128, 512],
     }
-    assert "no tokenizer, which it lacks: the file takes ids" in capsys.readouterr().err
+    assert "no tokenizer, which it lacks: the file takes ids" in taken.describe()
     # A GPU delegate runs no loop, and a prompt takes the place of the start token.
     arguments = arguments_of(HUGGING_FACE / "t5", accelerator="gpu", default_prompt=[0, 3])
     assert arguments["signatures"] == ["encode", "decode"] and "start_id" not in arguments
@@ -174,9 +205,10 @@ def test_marian_has_two_tokenizers_and_bart_a_forced_first_token(run, tmp_path):
     [("bert_sequence", {"tokens", "segments"}), ("bert_token", {"tokens"})],
 )
 def test_segments_are_kept_for_pairs(case, inputs):
-    model = load_folder(HUGGING_FACE / case)
+    model = load_checkpoint(HUGGING_FACE / case).model
     assert set(model.input) == inputs
-    assert set(load_folder(HUGGING_FACE / case, segments=True).input) == {"tokens", "segments"}
+    model = load_checkpoint(HUGGING_FACE / case, segments=True).model
+    assert set(model.input) == {"tokens", "segments"}
 
 
 def test_pictures(run, tmp_path):
@@ -203,11 +235,11 @@ def test_speech_in_several_languages_needs_a_prompt(tmp_path):
     fields = json.loads((folder / "config.json").read_text())
     ids = {"lang_to_id": {"<|en|>": 3}, "task_to_id": {"transcribe": 4}}
     (folder / "generation_config.json").write_text(json.dumps({**fields, **ids}))
-    with pytest.raises(ValueError, match="such as --prompt 1,3,4"):
+    with pytest.raises(ValueError, match=r"default_prompt must be .* such as 1,3,4"):
         arguments_of(folder)
-    arguments = arguments_of(folder, default_prompt=[1, 3, 4])
-    assert "source_length" not in arguments
-    assert arguments["processors"] == processors.transcription(load_folder(folder))
+    taken = taken_of(folder, default_prompt=[1, 3, 4])
+    assert "source_length" not in taken.arguments
+    assert taken.processors == processors.transcription(load_checkpoint(folder).model)
 
 
 def test_import_names_every_model_type():

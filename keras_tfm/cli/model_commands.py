@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from keras_tfm.cli.checkpoint_folder import Arguments, folder_arguments
 from keras_tfm.cli.console import (
     Accelerator,
     Adapter,
@@ -16,13 +15,21 @@ from keras_tfm.cli.console import (
     FilePath,
     app,
     lengths_by_input,
+    messages,
     numbers,
     print_result,
     typer,
+    with_options,
     work,
 )
 from keras_tfm.cli.image_options import RULE, channels_of, labels_of, processor_of
-from keras_tfm.cli.model_loading import Architecture, Custom, ModelPath, load_model
+from keras_tfm.cli.model_loading import (
+    Architecture,
+    Custom,
+    ModelPath,
+    load_folder,
+    load_model,
+)
 
 
 class Quantization(StrEnum):
@@ -250,21 +257,22 @@ def export(
             )
     with work("loading TensorFlow"):
         from keras_tfm.export import export_litertlm, export_tflite
-        from keras_tfm.generation import Beam, Greedy, Strategy
+        from keras_tfm.export.checkpoints import Taken, export_arguments
+        from keras_tfm.generation import Beam
     template = None
     if chat_template is not None:
         from keras_tfm.checkpoints import load_chat_template
 
         template = load_chat_template(chat_template)
-    loaded = load_model(
-        model,
-        custom,
-        architecture=architecture,
-        segments=segments,
-        image_size=None if processor is None else processor.size,
-        lazy=None,
-    )
-    arguments: Arguments = {
+    options = {
+        "architecture": architecture,
+        "segments": segments,
+        "image_size": None if processor is None else processor.size,
+        "lazy": None,
+    }
+    checkpoint = load_folder(model, custom, **options) if model.is_dir() else None
+    loaded = load_model(model, custom, **options) if checkpoint is None else checkpoint.model
+    arguments: dict[str, Any] = {
         "signatures": signatures and [name.strip() for name in signatures.split(",")],
         "source_length": source_length,
         "prompt_length": prompt_length,
@@ -278,12 +286,16 @@ def export(
         "images": None if images is None else processor_of(images, channels_of(loaded)),
         "accelerator": accelerator.value,
     }
-    if model.is_dir():
-        with work(f"reading {model}"):
-            arguments |= folder_arguments(model, loaded, arguments, format_ is Format.litertlm)
+    taken = Taken()
+    if checkpoint is not None:
+        with work(f"reading {model}", EXPORT_OPTIONS):
+            taken = export_arguments(checkpoint, arguments, format_ is Format.litertlm)
+        said = with_options(taken.describe(EXPORT_OPTIONS), EXPORT_OPTIONS)
+        messages.print(f"of the {checkpoint.source}: {said}", soft_wrap=True)
+        arguments |= taken.arguments
     if arguments["default_prompt"] and arguments["prompt_length"] is None:
         arguments["prompt_length"] = len(arguments["default_prompt"])
-    common: Arguments = {
+    common: dict[str, Any] = {
         "quantization": quantize.value,
         "keep_float": keep_float or (),
         "keep_int8": keep_int8 or (),
@@ -291,7 +303,6 @@ def export(
         "tolerance": tolerance,
         "overwrite": force,
     }
-    steps = arguments.pop("processors", ())
     with work(f"exporting {model.name}", EXPORT_OPTIONS):
         if format_ is Format.litertlm:
             names = ("max_length", "start_id", "end_id", "tokenizer", "chat_template")
@@ -300,16 +311,16 @@ def export(
                 loaded, output, prefill_lengths=prompt_length, **chosen, **common
             )
         else:
-            strategy: Strategy | None = Greedy(steps) if steps else None
+            strategy = None
             if beam > 1:
-                strategy = Beam(beam, length_penalty, hypotheses, processors=steps)
+                strategy = Beam(beam, length_penalty, hypotheses, processors=taken.processors)
             report = export_tflite(
                 loaded,
                 output,
                 batch_size=batch_size,
                 target=target,
                 cache=cache.value,
-                strategy=strategy,
+                strategy=taken.strategy(strategy),
                 representative_data=rows,
                 labels=names_of_classes,
                 verify_inputs=verify_inputs,

@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from keras_tfm.cli.checkpoint_folder import load_folder
-from keras_tfm.cli.console import refuse, typer, work
+from keras_tfm.cli.console import messages, refuse, typer, work
 
 if TYPE_CHECKING:
     import keras
+
+    from keras_tfm.export.checkpoints import Checkpoint
 
 ModelPath = Annotated[
     Path,
@@ -35,6 +36,28 @@ _UNKNOWN = re.compile(r"Could not locate (class|function) '([^']+)'")
 _MODULE = re.compile(r"Full object config: {'module': '([\w.]+)'")
 
 
+def load_folder(path: Path, custom: list[str] | None, **options: Any) -> "Checkpoint":
+    """The model of a folder; prints what differs from it.
+
+    Args:
+        path: the folder.
+        custom: the values of --custom.
+        options: see `keras_tfm.export.checkpoints.load_checkpoint`.
+    """
+    refuse({"custom": custom}, "it is for a .keras file, not for a folder")
+    with work("loading TensorFlow"):
+        from keras_tfm.checkpoints.keras_hub.source import is_preset
+        from keras_tfm.export.checkpoints import load_checkpoint
+    if is_preset(path):
+        given = {"architecture": options.get("architecture")}
+        refuse(given, "it is for a folder of transformers")
+    with work(f"reading {path}"):
+        found = load_checkpoint(path, **options)
+    for note in found.notes:
+        messages.print(f"{path}: {note}", soft_wrap=True)
+    return found
+
+
 def load_model(path: Path, custom: list[str] | None, **options: Any) -> "keras.Model":
     """The model of a .keras file, with the classes of --custom, or of a folder.
 
@@ -44,9 +67,7 @@ def load_model(path: Path, custom: list[str] | None, **options: Any) -> "keras.M
         options: for a folder, see `load_folder`.
     """
     if path.is_dir():
-        refuse({"custom": custom}, "it is for a .keras file, not for a folder")
-        with work(f"reading {path}"):
-            return load_folder(path, **options)
+        return load_folder(path, custom, **options).model
     if path.is_file():
         of_folders = {name: options.get(name) for name in ("architecture", "segments")}
         refuse(of_folders, "it is for a folder of transformers, not for a .keras file")

@@ -8,9 +8,9 @@ from typing import Any, Unpack
 import keras
 
 from keras_tfm.export import files
+from keras_tfm.export.checkpoints import accept_checkpoints
 from keras_tfm.export.graph.adapters import Placeholders, save_adapter, with_effect
 from keras_tfm.export.graph.conversion import ModelGroup, exportable
-from keras_tfm.export.keras_hub import accept_keras_hub
 from keras_tfm.export.member import make_member
 from keras_tfm.export.memory import warn_if_short
 from keras_tfm.export.pipeline import ONLY, Report, convert_members, passes_of, write_file
@@ -31,7 +31,7 @@ from keras_tfm.runtime.media.image_processor import ImageProcessor
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 
 
-@accept_keras_hub(ExportArguments)
+@accept_checkpoints(ExportArguments)
 @without_mask_warnings()
 def export_tflite(
     model: keras.Model | Mapping[str, keras.Model],
@@ -65,11 +65,13 @@ def export_tflite(
             each is a signature of its name, one full pass (with several `source_length`, one for
             each: "text_16", "text_64"); weights that they share are stored once. One of them may
             generate, see `signatures`. A model in mixed precision is exported in float32. Or a task
-            or backbone of KerasHub, or the folder of a preset, which `checkpoints.from_keras_hub`
-            converts: its preprocessor then gives what is left open of `tokenizer`, `images`,
-            `source_length`, `max_length`, `prompt_length`, `start_id`, `default_prompt`, `end_id`.
-            Or a folder of transformers, as `load_huggingface` takes it: the large weights of a
-            model of more than 100 million stay in the folder while it is exported.
+            or backbone of KerasHub or the folder of a preset, which `checkpoints.from_keras_hub`
+            converts, or a folder of transformers or sentence-transformers. As with `keras-tfm
+            export`, what is left open is then the folder's or the preprocessor's: `signatures`,
+            `tokenizer`, `chat_template`, `images`, `source_length`, `max_length`, `prompt_length`,
+            `start_id`, `default_prompt`, `end_id`; the report's `notes` say what was taken. The
+            large weights of a model of more than 100 million stay in a folder of transformers while
+            it is exported.
         path: str or Path, the file. It is written completely or not at all. An earlier export is
             replaced, and its mode kept; where `path` is a symbolic link, the file that it points to
             is replaced.

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -82,12 +83,13 @@ def test_a_classifier_of_texts(tmp_path):
     pairs = task.predict(tuple([x] for x in texts[:2]), verbose=0)
     found = file.predict_text([(texts[0], texts[1])])["output"]
     np.testing.assert_allclose(found, pairs, atol=1e-5)
-    assert not report.notes
+    assert report.notes == ["of the task: its tokenizer; source_length=48"]
+    assert export.verify(task, report.path).checks
 
 
 def test_probabilities_become_logits_which_is_said(tmp_path):
     report = export.export_tflite(classifier(activation="softmax"), tmp_path / "x.tflite")
-    assert report.notes == ["the model returns logits, without the task's softmax"]
+    assert report.notes[0] == "the model returns logits, without the task's softmax"
     assert report.notes[0] in str(report)
 
 
@@ -107,7 +109,7 @@ def test_generated_texts_are_those_of_keras_hub(make, tmp_path):
 
 def test_what_the_caller_gives_wins(tmp_path):
     report = export.export_tflite(
-        gpt2(), tmp_path / "x.tflite", max_length=9, end_id=[3, 4], prompt_length=5
+        gpt2(), tmp_path / "x.tflite", ["generate"], max_length=9, end_id=[3, 4], prompt_length=5
     )
     (signature,) = runtime.load(report.path).signatures.values()
     assert (signature["end_id"], signature["max_length"]) == ([3, 4], 9)
@@ -119,11 +121,15 @@ def test_a_preset_as_a_folder(run, tmp_path):
     task.save_to_preset(str(tmp_path / "preset"))
     task.compile(sampler="greedy")
     text = short_texts(task, 1)[0]
-    expected = task.generate([text], max_length=LENGTH)[0]
-    report = export.export_tflite(tmp_path / "preset", tmp_path / "x.tflite", verify=False)
+    expected = task.generate([text], max_length=20)[0]
+    report = export.export_tflite(tmp_path / "preset", tmp_path / "x.tflite", max_length=20)
     assert runtime.load(report.path).generate_text(text) == expected
     code, _, err = run("export", tmp_path / "preset", tmp_path / "y.tflite", "--max-length", 20)
     assert code == 0, err
+    assert run("verify", tmp_path / "preset", tmp_path / "y.tflite")[0] == 0
+    export.export_tflite(task, tmp_path / "z.tflite", max_length=20, verify=False)
+    x, y, z = (runtime.load(tmp_path / f"{name}.tflite").file.manifest for name in "xyz")
+    assert replace(x, sha256="") == replace(y, sha256="") == replace(z, sha256="")
     said = "its tokenizer; --signatures prefill,decode; --prompt-lengths 10; --end 0"
     assert f"of the preset: {said.replace('--end 0', '--start 1; --end 1')}" in err
     assert {"prefill", "decode"} <= {x[:7] for x in runtime.load(tmp_path / "y.tflite").signatures}

@@ -8,9 +8,9 @@ from typing import TypedDict, Unpack
 import keras
 
 from keras_tfm.export import files
+from keras_tfm.export.checkpoints import accept_checkpoints
 from keras_tfm.export.graph.composites import mark_rms_norms
 from keras_tfm.export.graph.conversion import exportable
-from keras_tfm.export.keras_hub import accept_keras_hub
 from keras_tfm.export.litertlm.package import (
     Chat,
     chat_of,
@@ -79,7 +79,7 @@ class LiteRTLMArguments(TypedDict, total=False):
     cache: str
 
 
-@accept_keras_hub(LiteRTLMArguments)
+@accept_checkpoints(LiteRTLMArguments, is_litertlm=True)
 @without_mask_warnings()
 def export_litertlm(
     model: keras.Model,
@@ -105,9 +105,9 @@ def export_litertlm(
 
     Args:
         model: functional `keras.Model` with one input of ids (B, T) and logits (B, T, V). A model
-            in mixed precision is exported in float32. Or a `CausalLM` of KerasHub, or the folder of
-            a preset, whose preprocessor gives what is left open of `tokenizer`, `max_length`,
-            `start_id` and `end_id`. Or a folder of transformers, as of `export_tflite`.
+            in mixed precision is exported in float32. Or a `CausalLM` of KerasHub, the folder of a
+            preset, or a folder of transformers: what is left open of `tokenizer`, `chat_template`,
+            `max_length`, `start_id` and `end_id` is then theirs, as of `export_tflite`.
         path: str or Path, the file, which ends in ".litertlm". It is written completely or not at
             all. An earlier export is replaced.
         tokenizer: `tokenizers.Tokenizer`, `sentencepiece.SentencePieceProcessor`, the path of a

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from keras_tfm.atomic_files import temporary_folder
+from keras_tfm.export.checkpoints import keras_model
 from keras_tfm.export.graph.schema import ModelT
 from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.presets import masks_of
@@ -139,7 +140,7 @@ class VerificationError(ValueError):
 @without_mask_warnings()
 @full_precision()
 def verify(
-    model: keras.Model | Mapping[str, keras.Model],
+    model: keras.Model | Mapping[str, keras.Model] | str | Path,
     path: File,
     inputs: dict[str, Any] | None = None,
     tolerance: float | None = None,
@@ -169,7 +170,8 @@ def verify(
 
     Args:
         model: functional `keras.Model`, the exported one, or the dictionary of several; a model in
-            mixed precision or quantized by Keras is compared as a copy in float32.
+            mixed precision or quantized by Keras is compared as a copy in float32. Or a task,
+            backbone or preset of KerasHub, or a folder of transformers, as of `export_tflite`.
         path: str, Path, bytes or open file, as in `runtime.load`.
         inputs: dict of arrays, rows of the model's inputs by name, of any exported lengths; the
             stepped input is optional. Of several models, a dictionary of such by model. Default:
@@ -202,6 +204,7 @@ def verify(
     1.0
     """
     file = LoadedFile(path, adapter=adapter)
+    model = keras_model(model)
     pairs = _pairs(model, file, inputs, merge_adapters=adapter is None)
     strategy = strategy or _strategy_of(file)
     comparison = Comparisons(

@@ -1,0 +1,533 @@
+"""Models that an export takes besides Keras models, and what their files say about the export.
+
+Tasks, backbones and presets of KerasHub, and folders of transformers or sentence-transformers,
+become models of this library first. What the caller of an export leaves open is then theirs:
+tokenizer, chat template, start and end tokens, lengths, rules for pictures.
+
+Example, with a model that is none of these:
+
+>>> from keras_tfm.export import ExportArguments
+>>> from keras_tfm.export.checkpoints import accept_checkpoints
+>>> accept_checkpoints(ExportArguments)(lambda model, path: path)(None, "x.tflite")
+'x.tflite'
+"""
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import keras
+
+from keras_tfm.generation import Greedy, processors
+from keras_tfm.generation.interface import interface_of
+from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub
+
+# Arguments of an export, of a builder, or fields of a configuration, by name.
+Arguments = dict[str, Any]
+# The most tokens of a chat or a continued text, of a generated target, and of a text that is read,
+# unless the caller says otherwise: a folder's own limit may be 131,072.
+CONVERSATION, TARGET, SOURCE = 1024, 128, 512
+# Shorter lengths of texts and prompts: a short text need not be computed as a long one.
+SHORT, PROMPT = (32, 128), 64
+# Architectures of transformers, by their endings, that read pairs of texts.
+_OF_PAIRS = ("ForSequenceClassification", "ForQuestionAnswering", "ForNextSentencePrediction")
+_NO_TEMPLATE = (
+    "no chat template, as KerasHub has none: checkpoints.load_chat_template reads the one of a "
+    "Hugging Face folder, and runtime.ChatTemplate makes one"
+)
+# What describes a .litertlm file.
+_OF_LITERTLM = ("tokenizer", "chat_template", "max_length", "start_id", "end_id")
+
+
+class _HasNotes(Protocol):
+    notes: list[str]
+
+
+M = TypeVar("M")
+P = ParamSpec("P")
+R = TypeVar("R", bound=_HasNotes)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model of this library, and where its settings for an export are.
+
+    Attributes:
+        model: `keras.Model`.
+        source: str, what it was: "folder", "preset" or "task".
+        folder: Path, the folder of transformers; None otherwise.
+        preprocessing: `checkpoints.Preprocessing` of KerasHub's preprocessor; None: there is none.
+        preprocessing_error: str, why a preprocessor cannot be stored; None if it can.
+        notes: list of str, what differs from the model of KerasHub.
+    """
+
+    model: keras.Model
+    source: str
+    folder: Path | None = None
+    preprocessing: Any = None
+    preprocessing_error: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def is_checkpoint(model: object) -> bool:
+    """Whether `load_checkpoint` takes a model: a path, or a model of KerasHub."""
+    return isinstance(model, str | Path) or (
+        isinstance(model, keras.Model) and is_of_keras_hub(model)
+    )
+
+
+def load_checkpoint(
+    model: keras.Model | str | Path,
+    architecture: str | None = None,
+    segments: bool | None = None,
+    image_size: tuple[int, int] | None = None,
+    lazy: bool | None = False,
+) -> Checkpoint:
+    """The model of a folder or of KerasHub.
+
+    Args:
+        model: `keras.Model`, a task or backbone of KerasHub. One of a family that this library
+            lacks is returned as it is. Or str or Path, a folder saved by transformers or
+            sentence-transformers, or a preset of KerasHub.
+        architecture: str, of a folder of transformers: the class; None: that of `config.json`, and
+            for sentence-transformers its pooling.
+        segments: bool, whether the model keeps the input of segments, if it can have one. None: of
+            a folder of transformers only if its head may read pairs of texts.
+        image_size: the height and width of the model's images; None: those of the folder.
+        lazy: as in `load_huggingface`.
+
+    Raises:
+        FileNotFoundError: the folder or one of its files does not exist.
+        TypeError: a .keras file.
+        ValueError: see `load_huggingface` and `from_keras_hub`.
+    """
+    # Tables of weights that an export of another model does not need.
+    from keras_tfm import checkpoints
+    from keras_tfm.checkpoints.config import Config
+    from keras_tfm.checkpoints.huggingface import FAMILIES
+    from keras_tfm.checkpoints.keras_hub.source import is_preset
+
+    if isinstance(model, keras.Model) or is_preset(Path(model)):
+        return _of_keras_hub(model, segments)
+    folder = Path(model)
+    if folder.suffix == ".keras" and not folder.is_dir():
+        raise TypeError(
+            "expected a functional keras.Model, or a folder of transformers or KerasHub, got "
+            f"{str(model)!r}: keras_tfm.load_model loads a .keras file"
+        )
+    if (folder / "modules.json").is_file() and architecture is None:
+        return Checkpoint(checkpoints.load_sentence_transformer(folder), "folder", folder)
+    config = Config(folder)
+    family = FAMILIES.get(str(config.fields.get("model_type")))
+    known = () if family is None else inspect.signature(family.builder).parameters
+    options: Arguments = {}
+    if segments is None:
+        names = [architecture] if architecture else config.fields.get("architectures")
+        segments = not isinstance(names, list) or any(str(x).endswith(_OF_PAIRS) for x in names)
+    if not segments and "segments" in known:
+        options["segments"] = False
+    if image_size is not None and "image_size" in known:
+        options["image_size"] = image_size
+    made = checkpoints.load_huggingface(folder, architecture, lazy=lazy, **options)
+    return Checkpoint(made, "folder", folder)
+
+
+def _of_keras_hub(model: keras.Model | str | Path, segments: bool | None) -> Checkpoint:
+    from keras_tfm.checkpoints.keras_hub.conversion import from_keras_hub
+    from keras_tfm.checkpoints.keras_hub.families import FAMILIES
+
+    if isinstance(model, keras.Model):
+        backbone = getattr(model, "backbone", model)
+        if type(backbone).__name__ not in FAMILIES:
+            return Checkpoint(model, "task")
+    source = "task" if isinstance(model, keras.Model) else "preset"
+    options: Arguments = {} if segments is None or segments else {"segments": False}
+    found = from_keras_hub(model, **options)
+    return Checkpoint(
+        found.model,
+        source,
+        preprocessing=found.preprocessing,
+        preprocessing_error=found.preprocessing_error,
+        notes=list(found.notes),
+    )
+
+
+def keras_model(model: Any) -> Any:
+    """The Keras model of a folder or of KerasHub; anything else as it is."""
+    return load_checkpoint(model, lazy=None).model if is_checkpoint(model) else model
+
+
+def accept_checkpoints(
+    options: type[object], is_litertlm: bool = False
+) -> Callable[[Callable[Concatenate[M, P], R]], Callable[Concatenate[M | str | Path, P], R]]:
+    """Decorator of an export, which then takes folders, and tasks and backbones of KerasHub.
+
+    Args:
+        options: the `TypedDict` of the export's further keyword arguments.
+        is_litertlm: whether it writes a .litertlm file.
+    """
+
+    def decorate(
+        function: Callable[Concatenate[M, P], R],
+    ) -> Callable[Concatenate[M | str | Path, P], R]:
+        names = list(inspect.signature(function).parameters)
+        call: Any = function
+
+        @functools.wraps(function)
+        def export(model: M | str | Path, *args: P.args, **kwargs: P.kwargs) -> R:
+            if not is_checkpoint(model):
+                return function(model, *args, **kwargs)  # type: ignore[arg-type]
+            assert isinstance(model, keras.Model | str | Path)
+            given = {**dict(zip(names[1:], args, strict=False)), **kwargs}
+            size = getattr(given.get("images"), "size", None)
+            checkpoint = load_checkpoint(model, image_size=size, lazy=None)
+            taken = export_arguments(checkpoint, given, is_litertlm)
+            strategy = taken.strategy(given.get("strategy"))
+            given |= taken.arguments | ({} if strategy is None else {"strategy": strategy})
+            known = {*names, *options.__annotations__}
+            report: R = call(checkpoint.model, **{k: x for k, x in given.items() if k in known})
+            report.notes += checkpoint.notes
+            if taken.said:
+                report.notes.append(f"of the {checkpoint.source}: {taken.describe()}")
+            alone = len(checkpoint.model.inputs) == 1
+            if checkpoint.preprocessing is not None and alone and "end_id" in taken.arguments:
+                report.notes += [_NO_TEMPLATE] if given.get("chat_template") is None else []
+            return report
+
+        return export
+
+    return decorate
+
+
+@dataclass
+class Taken:
+    """What an export takes from a checkpoint.
+
+    Attributes:
+        arguments: dict, arguments of the export by name.
+        processors: list of processors of the strategy, of a model of speech.
+        said: list of what was taken or not, in order: an argument's name, its value and a remark,
+            or "" and a sentence.
+
+    >>> from keras_tfm.export.checkpoints import Taken
+    >>> taken = Taken()
+    >>> taken.take("max_length", 1024, " (of 131072)")
+    >>> taken.describe(), taken.describe({"max_length": "--max-length"})
+    ('max_length=1024 (of 131072)', '--max-length 1024 (of 131072)')
+    """
+
+    arguments: Arguments = field(default_factory=dict)
+    processors: Any = ()
+    said: list[tuple[str, Any, str]] = field(default_factory=list)
+
+    def take(self, name: str, value: object, remark: str = "") -> None:
+        """Takes an argument."""
+        self.arguments[name] = value
+        self.said.append((name, value, remark))
+
+    def say(self, text: str) -> None:
+        """Adds a sentence."""
+        self.said.append(("", text, ""))
+
+    def strategy(self, given: Any) -> Any:
+        """The strategy of the export: the caller's; None: the export's default."""
+        return Greedy(self.processors) if given is None and self.processors else given
+
+    def describe(self, options: Mapping[str, str] | None = None) -> str:
+        """What was taken, in one line.
+
+        Args:
+            options: the command-line option of each argument. Default: arguments of Python.
+        """
+        texts = {"tokenizer": "its tokenizer", "chat_template": "its chat template"}
+        texts["images"] = "its rule for pictures"
+        parts = []
+        for name, value, remark in self.said:
+            if not name or name in texts:
+                parts.append(texts.get(name, value))
+            elif options is None:
+                parts.append(f"{name}={value}{remark}")
+            else:
+                shown = ",".join(map(str, value)) if isinstance(value, list) else value
+                parts.append(f"{options[name]} {shown}{remark}")
+        return "; ".join(parts) or "nothing"
+
+
+def export_arguments(
+    checkpoint: Checkpoint, given: Mapping[str, Any], is_litertlm: bool = False
+) -> Taken:
+    """The arguments of an export that a checkpoint tells, where the caller leaves them open.
+
+    Args:
+        checkpoint: the checkpoint.
+        given: dict, the arguments of the export by name; None, or missing: left open.
+        is_litertlm: whether the export is a .litertlm file.
+
+    Raises:
+        ValueError: the preprocessor of KerasHub cannot be stored, or a tokenizer or a rule for
+            pictures of the folder.
+    """
+    given = {name: x for name, x in given.items() if x is not None}
+    made = Taken()
+    if checkpoint.folder is None:
+        _take_preprocessing(made, checkpoint, given, is_litertlm)
+    else:
+        _take_folder(made, checkpoint.folder, checkpoint.model, given, is_litertlm)
+    prompt = given.get("default_prompt", made.arguments.get("default_prompt"))
+    if prompt and "prompt_length" not in {**given, **made.arguments} and not is_litertlm:
+        made.arguments["prompt_length"] = len(prompt)
+    return made
+
+
+# What a preprocessor may tell, in the order in which it is said.
+_OF_PREPROCESSORS = (
+    "tokenizer", "images", "signatures", "source_length", "max_length", "prompt_length",
+    "default_prompt", "start_id", "end_id",
+)  # fmt: skip
+
+
+def _take_preprocessing(
+    made: Taken, checkpoint: Checkpoint, given: Mapping[str, Any], is_litertlm: bool
+) -> None:
+    """What the preprocessor of a task or preset of KerasHub tells."""
+    if checkpoint.preprocessing is None:
+        error = checkpoint.preprocessing_error
+        if error is not None and "tokenizer" not in given:
+            raise ValueError(f"{error}; or give tokenizer=")
+        if checkpoint.source == "preset":
+            made.say("nothing, as it has no preprocessor")
+        return
+    model, found = checkpoint.model, Arguments()
+    if _writes(model) and "signatures" not in given:
+        found["signatures"] = _signatures(model, given)
+    found |= checkpoint.preprocessing.export_arguments(model, {**given, **found})
+    for name in _OF_PREPROCESSORS:
+        if name in found and (not is_litertlm or name in _OF_LITERTLM):
+            made.take(name, found[name])
+
+
+def _take_folder(
+    made: Taken, folder: Path, model: keras.Model, given: Mapping[str, Any], is_litertlm: bool
+) -> None:
+    """What the files of a folder of transformers or sentence-transformers tell."""
+    texts = _inputs_of_text(model)
+    own: Arguments = getattr(model, "arguments", None) or {}
+    writes, ids = _writes(model), _ids(folder, own)
+    if writes and "signatures" not in given and not is_litertlm:
+        made.take("signatures", _signatures(model, given))
+    roles = made.arguments.get("signatures") or given.get("signatures") or []
+    _take_tokenizers(made, folder, texts, given, writes)
+    has_tokenizer = "tokenizer" in given or "tokenizer" in made.arguments
+    if writes and "chat_template" not in given and len(texts) == 1 and has_tokenizer:
+        _take_template(made, folder)
+    if "images" not in given and not is_litertlm:
+        _take_images(made, folder, model)
+    if writes:
+        if "end_id" not in given:
+            _take_end(made, ids, model)
+        _take_generation(made, ids, own, model, roles, given, is_litertlm)
+    if is_litertlm and "start_id" not in given:
+        _take_start(made, ids)
+    of_sources = _with_open_length(model, writes)
+    if "source_length" not in given and of_sources and not is_litertlm:
+        lengths = _source_lengths(model, of_sources, _longest_text(folder, own))
+        made.take("source_length", lengths)
+
+
+def _writes(model: keras.Model) -> bool:
+    """Whether a model generates texts."""
+    head = getattr(model, "head", None)
+    return head is not None and head.kind == "language_model"
+
+
+def _inputs_of_text(model: keras.Model) -> list[str]:
+    """The inputs of ids that a tokenizer writes: not the segments of BERT."""
+    inputs = interface_of(model).inputs
+    return [name for name, x in inputs.items() if x.takes_ids and name != "segments"]
+
+
+def _signatures(model: keras.Model, given: Mapping[str, Any]) -> list[str]:
+    """Those for chats and generated texts: a decoder's, or an encoder-decoder's."""
+    if len(interface_of(model).inputs) == 1:
+        return ["prefill", "decode"]
+    return ["encode", "decode"] if given.get("accelerator") == "gpu" else ["generate"]
+
+
+def _ids(folder: Path, own: Arguments) -> Arguments:
+    """Special ids: those of `generation_config.json`, then of the model, then of `config.json`."""
+    from keras_tfm.checkpoints.config import Config
+
+    config = Config(folder)
+    ids = {key: config.fields.get(key) for key in ("bos_token_id", "eos_token_id")}
+    ids["decoder_start_token_id"] = config.fields.get("decoder_start_token_id")
+    for name, value in (("eos_token_id", "end_id"), ("decoder_start_token_id", "start_id")):
+        if own.get(value) is not None:
+            ids[name] = own[value]
+    ids |= {k: v for k, v in (config.generation_fields or {}).items() if v is not None}
+    return ids
+
+
+def _take_tokenizers(
+    made: Taken, folder: Path, texts: list[str], given: Mapping[str, Any], writes: bool
+) -> None:
+    from keras_tfm import checkpoints
+
+    if not texts or "tokenizer" in given:
+        return
+    try:
+        tokenizer = checkpoints.load_tokenizer(folder)
+    except FileNotFoundError:
+        made.say("no tokenizer, which it lacks: the file takes ids")
+        return
+    value: Arguments = dict.fromkeys(texts, tokenizer)
+    if "target" in value and "detokenizer" not in given and (folder / "target.spm").is_file():
+        value["target"] = checkpoints.load_tokenizer(folder, target=True)
+    made.take("tokenizer", tokenizer if len(texts) == 1 and writes else value)
+
+
+def _take_template(made: Taken, folder: Path) -> None:
+    from keras_tfm.checkpoints import load_chat_template
+
+    try:
+        template = load_chat_template(folder)
+    except FileNotFoundError:
+        return
+    except ValueError as error:  # a file without it still continues texts
+        made.say(f"no chat template: {error}")
+        return
+    made.take("chat_template", template)
+
+
+def _take_images(made: Taken, folder: Path, model: keras.Model) -> None:
+    from keras_tfm.checkpoints.image_settings import FILE, load_image_processor
+
+    if not any(x.is_pixels for x in interface_of(model).inputs.values()):
+        return
+    if not (folder / FILE).is_file():
+        made.say(f"no rule for pictures, as it has no {FILE}: images= gives one")
+        return
+    try:
+        processor = load_image_processor(folder)
+    except ValueError as error:
+        raise ValueError(f"{error}; images= gives another rule") from None
+    made.take("images", processor)
+
+
+def _take_end(made: Taken, ids: Arguments, model: keras.Model) -> None:
+    value = ids.get("eos_token_id")
+    if value is None:
+        return
+    several = value if isinstance(value, list) else [value]
+    size = model.outputs[0].shape[-1]
+    if not several or not all(type(x) is int and 0 <= x < size for x in several):
+        made.say(f"no end token: its eos_token_id is {value}, and ids are below {size}")
+        return
+    made.take("end_id", several)
+
+
+def _take_start(made: Taken, ids: Arguments) -> None:
+    """The token that LiteRT-LM puts before the first text: the one of the tokenizer or template."""
+    tokenizer, template = (made.arguments.get(x) for x in ("tokenizer", "chat_template"))
+    if tokenizer is None:
+        return
+    first = tokenizer.encode("").ids[:1]
+    ends = made.arguments.get("end_id") or []
+    start = ids.get("bos_token_id")
+    if first and first[0] not in ends:
+        made.take("start_id", first[0])
+    elif template is not None and type(start) is int and tokenizer.id_to_token(start):
+        text = tokenizer.id_to_token(start)
+        if any(x.startswith(text) for x in (template.first, *(template.system or ())[:1])):
+            made.take("start_id", start)
+
+
+def _take_generation(
+    made: Taken,
+    ids: Arguments,
+    own: Arguments,
+    model: keras.Model,
+    roles: list[str],
+    given: Mapping[str, Any],
+    is_litertlm: bool,
+) -> None:
+    """Lengths of generated texts, start tokens and prompts."""
+    inputs = interface_of(model).inputs
+    alone = len(inputs) == 1
+    limit = own.get("max_length")
+    longest = min(CONVERSATION if alone else TARGET, limit or CONVERSATION)
+    if "max_length" not in given:
+        made.take("max_length", longest, f" (of {limit})" if limit and limit > longest else "")
+    longest = given.get("max_length", longest)
+    if is_litertlm:
+        return
+    steps = {"prefill", "generate"} & set(roles)
+    prompted = "prompt_length" in given or "default_prompt" in given
+    if any(x.audio is not None for x in inputs.values()) and "generate" in steps:
+        _take_transcription(made, ids, model, given)
+    elif alone and steps and not prompted:
+        length = max(1, min(PROMPT, longest // 2))
+        made.take("prompt_length", length)
+    elif not alone and "start_id" not in given and not prompted:
+        start, first = ids.get("decoder_start_token_id"), own.get("forced_first_id")
+        if type(start) is int and first is not None and "generate" in steps:
+            made.take("default_prompt", [start, first])
+        elif type(start) is int:
+            made.take("start_id", start)
+
+
+def _take_transcription(
+    made: Taken, ids: Arguments, model: keras.Model, given: Mapping[str, Any]
+) -> None:
+    """Whisper's first tokens, and the processors with which transformers generates."""
+    if "default_prompt" not in given and "prompt_length" not in given:
+        start, languages = ids.get("decoder_start_token_id"), ids.get("lang_to_id")
+        tasks = ids.get("task_to_id") or {}
+        silent = [x for x in [ids.get("no_timestamps_token_id")] if x is not None]
+        if start is None:
+            return
+        if languages:
+            english = [start, next(iter(languages.values())), *list(tasks.values())[:1], *silent]
+            raise ValueError(
+                "the folder knows several languages: default_prompt must be the ids of the start, "
+                f"the language and the task, such as {','.join(map(str, english))}, of "
+                f"{json.dumps(languages)[:200]}"
+            )
+        prompt = [start, *silent]
+        made.take("default_prompt", prompt)
+    made.processors = processors.transcription(model)
+
+
+def _longest_text(folder: Path, own: Arguments) -> int:
+    """The longest text that the model reads, in tokens, as far as its files say."""
+    from keras_tfm.checkpoints.tensors import read_json
+
+    found = [own.get("max_length"), SOURCE]
+    names = {
+        "tokenizer_config.json": "model_max_length",
+        "sentence_bert_config.json": "max_seq_length",
+    }
+    for file, name in names.items():
+        if (folder / file).is_file():
+            found.append(read_json(folder / file).get(name))
+    return min(x for x in found if isinstance(x, int) and x > 0)
+
+
+def _with_open_length(model: keras.Model, writes: bool) -> list[str]:
+    """The inputs of an open length that are not stepped, and whose layers do not set it."""
+    interface = interface_of(model)
+    stepped = interface.find_target() if writes else None
+    return [
+        name
+        for name, x in interface.inputs.items()
+        if x.is_open and x.audio is None and name != stepped
+    ]
+
+
+def _source_lengths(model: keras.Model, names: list[str], longest: int) -> list[int]:
+    """Several lengths for a model that masks padding, otherwise the longest."""
+    masked = names and interface_of(model).invisibly_padded(names) >= set(names)
+    return [*(n for n in SHORT if masked and n < longest), longest]
