@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -120,7 +120,12 @@ def convert_members(
         chat_template: `ChatTemplate` of the file.
     """
     signatures = [signature for member in members.values() for signature in member.signatures]
-    with nullcontext() if adapters is None else adapters.tracing():
+    caches = {member.request.cache for member in members.values()}
+    with ExitStack() as stack:
+        if adapters is not None:
+            stack.enter_context(adapters.tracing())
+        if quantization.trained is not None:
+            stack.enter_context(quantization.trained.tracing("int8" in caches))
         model = convert(quantization.model, signatures, quantization, custom_operators)
     for rewrite in passes:
         rewrite(model)
@@ -129,7 +134,6 @@ def convert_members(
     places = None if adapters is None else adapters.find(model)
     if places is not None:
         clear(model, places)
-    caches = {member.request.cache for member in members.values()}
     models, entries, options = _describe(members)
     own = models.get(ONLY, FileMember(model=None))
     manifest = Manifest(

@@ -11,7 +11,7 @@ True
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import keras
@@ -69,6 +69,8 @@ class Recomputation(keras.layers.Layer):
             structure = (list(self.trainable_variables), args, kwargs)
             # A scope around may have given them values, such as rounded ones.
             frozen = [(x, x.value) for x in self.non_trainable_variables if "float" in x.dtype]
+            # The backward pass recomputes outside of the contexts that are open now.
+            context = copy_context()
             leaves = keras.tree.flatten(
                 ([variable.value for variable in structure[0]], args, kwargs)
             )
@@ -83,7 +85,7 @@ class Recomputation(keras.layers.Layer):
                 values, args, kwargs = keras.tree.pack_sequence_as(structure, filled)
                 weights = zip(structure[0], values, strict=True)
                 with keras.StatelessScope([*frozen, *seeds, *weights]):
-                    return layer_call(*args, **kwargs)
+                    return context.copy().run(layer_call, *args, **kwargs)
 
             return keras.remat(run)(*(leaves[place] for place in places))
 

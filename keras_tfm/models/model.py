@@ -189,18 +189,20 @@ class Model(Base):
         self, trainable_variables: Any, non_trainable_variables: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """`keras.Layer.stateless_call`, with rounded weights as in `__call__`."""
-        if quantization_of(self) is None:
+        state = quantization_of(self)
+        if state is None:
             return super().stateless_call(
                 trainable_variables, non_trainable_variables, *args, **kwargs
             )
         frozen = self.non_trainable_variables
-        rounded = round_values(self, frozen, non_trainable_variables)
-        result, after, *losses = super().stateless_call(
-            round_values(self, self.trainable_variables, trainable_variables),
-            rounded,
-            *args,
-            **kwargs,
-        )
+        rounded = round_values(state, frozen, non_trainable_variables)
+        with state.rounded_values():
+            result, after, *losses = super().stateless_call(
+                round_values(state, self.trainable_variables, trainable_variables),
+                rounded,
+                *args,
+                **kwargs,
+            )
         # A frozen weight keeps its value, not the rounded one that it was read as.
         given = zip(non_trainable_variables, rounded, after, strict=True)
         return result, [before if new is read else new for before, read, new in given], *losses

@@ -14,6 +14,7 @@ from keras_tfm.models.quantization.state import (
     quantization_of,
     set_quantization,
 )
+from keras_tfm.runtime.manifest.manifest import CACHES
 
 WIDTHS = ("int8", "int4")
 
@@ -23,6 +24,8 @@ def enable_quantization(
     quantization: str,
     keep_float: Sequence[str] = (),
     keep_int8: Sequence[str] = (),
+    activations: bool = False,
+    cache: str = "float32",
 ) -> int:
     """Lets a model compute with the rounded weights of an int8 or int4 file, and train with them.
 
@@ -34,7 +37,7 @@ def enable_quantization(
     Networks for Efficient Integer-Arithmetic-Only Inference" (arXiv:1712.05877). The variables
     stay in float32, and the optimizer changes them. Differences to the papers: the scales s follow
     the largest value of each row ("int8": 127 s) or of each 32 values of a row ("int4": 7 s);
-    activations are not rounded.
+    activations are rounded only with `activations=True`.
 
     Rounding is the exporter's own, bit for bit: `export_tflite` with the same `quantization` stores
     exactly these values, and is verified against them. Rounded are the matrices of `Dense`,
@@ -61,6 +64,12 @@ def enable_quantization(
         keep_float: list of str, layers whose weights are not rounded, by name or path as in
             `export_tflite`.
         keep_int8: list of str, layers whose weights get 8 bits in "int4".
+        activations: bool, whether the input of each layer with rounded weights is rounded to 8
+            bits, too, with a step and a zero point for each row, as LiteRT does when it runs the
+            file. Then the file computes what the model does, but for the order of sums.
+        cache: str, "int8": keys and values of causal self-attention and of cross-attention are
+            rounded as int8 KV caches do (`export_tflite(cache="int8")`), in full passes and in
+            steps, each token's own and those of a prompt, too. The file does the same.
 
     Returns:
         The number of rounded weights.
@@ -111,7 +120,9 @@ def enable_quantization(
             f"{model.name} is quantized by Keras, which cannot train it further: use the model as "
             "it was before quantize()"
         )
-    state = TrainedQuantization(model, quantization, keep_float, keep_int8)
+    if cache not in CACHES:
+        raise ValueError(f"cache must be one of {list(CACHES)}, got {cache!r}")
+    state = TrainedQuantization(model, quantization, keep_float, keep_int8, activations, cache)
     if not state.weights:
         raise ValueError(f"{model.name} has no weight that {quantization} would round")
     set_quantization(model, state)

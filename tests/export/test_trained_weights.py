@@ -11,6 +11,7 @@ from keras_tfm.export import calibrate, export_tflite, save_adapter
 from keras_tfm.export.quantization.trained_weights import rounded_copy
 from keras_tfm.export.verification import verify
 from keras_tfm.export.verification.float_file import FloatFile
+from keras_tfm.generation import generate
 from keras_tfm.models.quantization.state import quantization_of
 from keras_tfm.runtime import flatbuffer
 
@@ -120,6 +121,78 @@ def test_layers_of_keras(quantization, tmp_path):
         64 * 64: {bits, 8},
         64 * 40: {8, 32},  # the output has 40 inputs
     }
+
+
+def products(kind):
+    """A small model with two products, and the shape of its input."""
+    if kind == "einsum":
+        x = keras.Input((5, 2, 32))
+        y = keras.layers.EinsumDense("abcd,cde->abe", (None, 64), bias_axes="e")(x)
+    elif kind == "convolution":
+        x = keras.Input((8, 8, 32))
+        y = keras.layers.Conv2D(64, 3, activation="relu")(x)
+    elif kind == "keras":
+        x = keras.Input((5, 64))
+        y = keras.layers.MultiHeadAttention(2, 32)(x, x)
+    else:
+        x = keras.Input((5, 64))
+        norms = kind == "norms first"
+        y = layers.TransformerEncoderBlock(96, 2, normalize_first=norms)(x)
+    return keras_tfm.Model(x, keras.layers.Dense(48)(y)), x.shape[1:]
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int8"])
+@pytest.mark.parametrize("kind", ["einsum", "convolution", "keras", "norms last", "norms first"])
+def test_a_file_computes_what_a_model_with_rounded_activations_does(kind, quantization, tmp_path):
+    """XNNPACK's own rows: no bias or beta of a layer before is moved behind the product."""
+    keras.utils.set_random_seed(0)
+    model, shape = products(kind)
+    randomize(model)
+    rows = np.random.default_rng(1).normal(0.4, 1.0, (6, *shape)).astype("float32")
+    models.enable_quantization(model, quantization)
+    exact = to_numpy(model(rows))
+    models.disable_quantization(model)
+    models.enable_quantization(model, quantization, activations=True)
+    wanted = to_numpy(model(rows))
+    path = tmp_path / "model.tflite"
+    (check,) = export_tflite(model, path, quantization=quantization).verification.checks
+    assert check.graph_error <= 1e-4
+    file = runtime.load(path)
+    found = np.concatenate([file.predict(x[None])["output"] for x in rows])
+    size = np.abs(wanted).max()
+    assert np.abs(found - exact).max() > 1e-3 * size
+    # Where sums in another order round to another integer, a row differs by a step.
+    errors = np.sort(np.abs(found - wanted).reshape(len(rows), -1).max(axis=1))
+    assert errors[-2] < 1e-5 * size and errors[-1] < 0.05 * size
+    graphs = flatbuffer.read(path.read_bytes())
+    assert not any(
+        flatbuffer.is_operator(graphs, x, "MAXIMUM") for x in graphs.subgraphs[0].operators
+    )
+
+
+@pytest.mark.parametrize("activations", [True, False])
+def test_int8_caches(activations, tmp_path):
+    """A loop and host-driven steps compute what a full pass with rounded keys and values does."""
+    model = randomize(gpt())
+    models.enable_quantization(model, "int4", activations=activations, cache="int8")
+    path = tmp_path / "model.tflite"
+    options = {"prompt_length": 3, "max_length": 8}
+    report = export_tflite(
+        model, path, ["generate", "prefill", "decode"], "int4", cache="int8", **options
+    )
+    for check in report.verification.checks:
+        assert check.graph_error <= 1e-4
+    if activations:  # nothing is left but the order of sums
+        errors = sorted(check.relative_error for check in report.verification.checks)
+        assert errors[0] < 1e-5 and errors[-1] < 0.02
+    ids = np.array([[3, 9, 27]], "int32")
+    tokens = generate(model, ids, 8).tokens
+    assert activations is False or np.array_equal(runtime.load(path).generate(ids).tokens, tokens)
+    with pytest.raises(ValueError, match="is trained with int8 caches, got cache='float32'"):
+        export_tflite(model, path, ["generate"], "int4", overwrite=True, **options)
+    # Without caches, there is nothing to round.
+    report = export_tflite(model, tmp_path / "predict.tflite", ["predict"], "int4", source_length=6)
+    assert report.verification.checks[0].graph_error <= 1e-4
 
 
 def test_a_wrong_weight_is_found(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from execution import tensorflow_only
 import keras_tfm
 from keras_tfm import generation, layers, models
 from keras_tfm.models.quantization.rounded_weights import rounded_weights
-from keras_tfm.models.quantization.state import quantization_of
+from keras_tfm.models.quantization.state import quantization_of, rounded_reads
 
 ROOT = Path(__file__).parents[2]
 SIZE = {"dim": 32, "num_layers": 2, "num_heads": 2, "intermediate_dim": 40, "max_length": 7}
@@ -136,18 +136,110 @@ def test_one_step_is_that_of_the_rounded_weights(jit_compile):
         assert_close(new - old, to_numpy(other) - start, 1e-6)
 
 
-def test_recomputed_blocks_read_rounded_weights():
+@pytest.mark.parametrize("options", [{}, {"activations": True, "cache": "int8"}], ids=str)
+def test_recomputed_blocks_read_rounded_weights(options):
     with keras.RematScope("full"):
         model = gpt(num_layers=1)
-    copy = rounded_copy(model, "int4")
+    copy = gpt(num_layers=1) if options else rounded_copy(model, "int4")
+    if options:
+        models.enable_quantization(copy, "int4", **options)
     for one in (model, copy):
         one.get_layer("decoder_0").self_attention.trainable = False
-    models.enable_quantization(model, "int4")
-    losses = trained(model, 1)
-    assert losses == pytest.approx(trained(copy, 1), rel=1e-5)
+    models.enable_quantization(model, "int4", **options)
+    epochs = 2 if options else 1  # the rounded copy has other float32 weights after a step
+    losses = trained(model, epochs)
+    assert losses == pytest.approx(trained(copy, epochs), rel=1e-5)
     models.disable_quantization(model)
     exact = model.evaluate(IDS, IDS, verbose=0)
     assert losses[0] != pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_inputs_are_rounded_with_the_gradient_of_the_identity(jit_compile):
+    """Two products, by hand: y = W2 q(W1 q(x)), and a step along dy/dW1 and dy/dW2."""
+    if jit_compile and keras.backend.backend() == "torch":
+        pytest.skip("torch.compile takes a minute")
+    keras.utils.set_random_seed(0)
+    x = keras.Input((64,))
+    layer, last = keras.layers.Dense(32, use_bias=False), keras.layers.Dense(48, use_bias=False)
+    model = keras_tfm.Model(x, last(layer(x)))
+    models.enable_quantization(model, "int8", activations=True)
+    grids = [(to_numpy(x.variable), x.grid) for x in quantization_of(model).weights]
+    first, second = (grid.values(*grid.round(w), w.shape) for w, grid in grids)
+    rows = np.random.default_rng(0).normal(0.5, 1.0, (5, 64)).astype("float32")
+
+    def rounded(x):
+        low, high = np.minimum(x.min(-1), 0)[:, None], np.maximum(x.max(-1), 0)[:, None]
+        step = (high - low) / 255
+        return np.rint(x / step) * step  # the zero point is an integer
+
+    inner = rounded(rows) @ first
+    wanted = rounded(inner) @ second
+    assert_close(model(rows), wanted, 1e-5)
+    assert np.abs(rows @ first @ second - wanted).max() > 1e-3
+    model.compile(keras.optimizers.SGD(1.0), Mean(), jit_compile=jit_compile)
+    model.fit(rows, wanted, batch_size=5, verbose=0)
+    ones = np.full((5, 48), 1 / wanted.size)
+    assert_close(to_numpy(layer.kernel) - grids[0][0], -rounded(rows).T @ ones @ second.T, 1e-5)
+    assert_close(to_numpy(last.kernel) - grids[1][0], -rounded(inner).T @ ones, 1e-5)
+
+
+class Mean(keras.losses.Loss):
+    """The mean of the outputs."""
+
+    def call(self, y_true, y_pred):
+        return keras.ops.mean(y_pred, axis=-1)
+
+
+def test_adapters_read_inputs_that_are_not_rounded():
+    """As in a file: q(x) W + x A B."""
+    model, rows = gpt(num_layers=1), {}
+    models.enable_lora(model, 2, 4.0, ["outer"])
+    layer = model.get_layer("decoder_0").feed_forward.outer
+    layer.lora_kernel_b.assign(np.random.default_rng(0).normal(size=layer.lora_kernel_b.shape))
+    method = type(layer).call
+
+    def call(self, inputs, *args, **kwargs):
+        result = method(self, inputs, *args, **kwargs)
+        if self is layer:
+            rows["rounded"], rows["product"] = to_numpy(inputs), to_numpy(result)
+        return result
+
+    x = np.random.default_rng(1).normal(size=(2, 3, 40)).astype("float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(layer), "call", call)
+        models.enable_quantization(model, "int8", activations=True)
+        with quantization_of(model).rounded_values():
+            found = to_numpy(layer(x))
+    ab = 2 * to_numpy(layer.lora_kernel_a) @ to_numpy(layer.lora_kernel_b)
+    assert np.abs(rows["rounded"] - x).max() > 1e-3
+    wanted = rows["product"] + (x - rows["rounded"]) @ ab
+    assert_close(found, wanted, 1e-5)
+    assert np.abs(found - rows["product"]).max() > 1e-3
+
+
+def test_caches_are_rounded_in_full_passes_and_in_steps():
+    """Each key and value to 127 steps of its own; own ones and those of prompts, too."""
+    model = gpt()
+    exact = to_numpy(model(IDS))
+    models.enable_quantization(model, "int4", cache="int8")
+    whole = to_numpy(model(IDS))
+    models.disable_quantization(model)
+    models.enable_quantization(model, "int4")
+    assert np.abs(to_numpy(model(IDS)) - whole).max() > 1e-4
+    assert np.abs(exact - whole).max() > 1e-4
+    models.disable_quantization(model)
+    models.enable_quantization(model, "int4", cache="int8")
+    with rounded_reads(model):
+        stepped = generation.SteppedModel(model)
+        cache, steps = None, []
+        for position, count in ((0, 2), (2, 1)):  # a prompt and a step
+            with layers.DecodingScope(cache, position=position, length=3) as scope:
+                steps.append(
+                    to_numpy(stepped.step(stepped.encode({}), IDS[:, position : position + count]))
+                )
+            cache = scope.cache
+    assert_close(np.concatenate(steps, axis=1), whole, 1e-5)
 
 
 def test_generation_has_rounded_weights():
@@ -337,6 +429,10 @@ ERRORS = {
     "keep_int8": (
         lambda: models.enable_quantization(small(), "int8", keep_int8=["head"]),
         "keep_int8 needs quantization int4",
+    ),
+    "cache": (
+        lambda: models.enable_quantization(small(), "int4", cache="int4"),
+        r"cache must be one of \['float32', 'int8'\], got 'int4'",
     ),
     "nothing to round": (
         lambda: models.enable_quantization(small(), "int8"),

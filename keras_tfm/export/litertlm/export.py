@@ -223,6 +223,7 @@ def export_litertlm(
         prompt_length=_prefill_lengths(generation.get("prefill_lengths"), max_length),
         whole_caches=True,
     )
+    quantized.check_request(request)
     store_tokenizers(request, tokenizer, None)  # raises unless it fits the model
     form = form_of(request.target, tokenizer)
     reader = form.read(f"tokenizer{form.ending}")

@@ -18,6 +18,7 @@ True
 
 import logging
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -25,11 +26,14 @@ import keras
 import numpy as np
 
 from keras_tfm.export.graph.graph_editor import GraphEditor
-from keras_tfm.export.graph.schema import ModelT, OperatorT
+from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT
 from keras_tfm.export.quantization.four_bits import store_int4_levels, store_int8_levels
 from keras_tfm.keras_internals import read_value
 from keras_tfm.layers.base_layer import has_adapters
+from keras_tfm.layers.decoding.cache import rounded_caches
+from keras_tfm.layers.types import Tensor
 from keras_tfm.models import with_dtype, without_quantization
+from keras_tfm.models.quantization.rounded_inputs import rounded_inputs
 from keras_tfm.models.quantization.rounding import Grid, row_parts
 from keras_tfm.models.quantization.state import (
     TrainedQuantization,
@@ -45,6 +49,7 @@ _log = logging.getLogger(__name__)
 _READERS = ({"FULLY_CONNECTED", "EMBEDDING_LOOKUP"}, {"CONV_2D"})
 # The relative error of a weight that the converter multiplied by a factor, in float32.
 _PRECISION = 1e-6
+_LOWEST = np.finfo("float32").min
 _KEY = "_keras_tfm_trained_weights"
 
 
@@ -70,6 +75,25 @@ class TrainedWeights(NamedTuple):
 
     quantization: TrainedQuantization
     weights: list[TrainedWeight]
+
+    @contextmanager
+    def tracing(self, has_int8_caches: bool) -> Iterator[None]:
+        """The context in which a file is traced."""
+        with ExitStack() as stack:
+            if has_int8_caches and self.quantization.cache == "int8":
+                stack.enter_context(rounded_caches())
+            if self.quantization.activations:
+                stack.enter_context(rounded_inputs(self.quantization.axes, _keep))
+            yield
+
+
+def _keep(x: Tensor, _: object) -> Tensor:
+    """`x`, as an operator that the converter keeps, and `store` removes.
+
+    The converter would take what is added to `x`, such as the beta of a norm, into the bias of the
+    product. Another row would be rounded then than in training.
+    """
+    return keras.ops.maximum(x, _LOWEST)
 
 
 class _Match(NamedTuple):
@@ -127,6 +151,8 @@ def store(model: ModelT, trained: TrainedWeights) -> None:
         model: the file, from `flatbuffer.read`, converted from a copy by `rounded_copy`.
         trained: the weights of that copy.
     """
+    for graph in model.subgraphs:
+        _remove_maxima(model, graph)
     floats = flatbuffer.float_weights(model)
     uses: dict[int, list[flatbuffer.WeightUse]] = {}
     for use in flatbuffer.weight_uses(model):
@@ -153,6 +179,21 @@ def store(model: ModelT, trained: TrainedWeights) -> None:
         if weight.grid.offsets is not None:
             offsets = weight.grid.offsets[part] * found.factors[:, np.newaxis]
             _add_offsets(model, readers, offsets)
+
+
+def _remove_maxima(model: ModelT, graph: SubGraphT) -> None:
+    """Removes the operators of `_keep`."""
+    same: dict[int, int] = {}
+    operators = []
+    for operator in graph.operators:
+        operator.inputs = [same.get(int(x), int(x)) for x in operator.inputs]
+        if flatbuffer.is_operator(model, operator, "MAXIMUM"):
+            data = model.buffers[graph.tensors[operator.inputs[1]].buffer].data
+            if data is not None and bytes(data) == _LOWEST.tobytes():
+                same[int(operator.outputs[0])] = operator.inputs[0]
+                continue
+        operators.append(operator)
+    graph.operators = operators
 
 
 def _levels(match: _Match) -> Iterator[np.ndarray]:

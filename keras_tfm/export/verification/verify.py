@@ -4,6 +4,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from keras_tfm.export.checkpoints import keras_model
 from keras_tfm.export.graph.schema import ModelT
 from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.presets import masks_of
-from keras_tfm.export.quantization.trained_weights import trained_weights
+from keras_tfm.export.quantization.trained_weights import TrainedWeights, trained_weights
 from keras_tfm.export.signatures.request import without_mask_warnings
 from keras_tfm.export.verification.checks import EXACT, Check, root_mean_square
 from keras_tfm.export.verification.comparison import STEPS, Comparisons, ModelOutputs
@@ -212,9 +213,10 @@ def verify(
     )
     own_names = " and ".join(one.name for one, *_ in pairs.values())
     checks = []
-    for name in file.signatures:
-        _log.info("comparing %s with %s", name, own_names)
-        checks.append(comparison.of(name))
+    with _rounding_as_trained(comparison):
+        for name in file.signatures:
+            _log.info("comparing %s with %s", name, own_names)
+            checks.append(comparison.of(name))
     file.close()  # its memory is needed by the runs with other weights
     quantization = file.manifest.quantization
     if not file.manifest.is_rounded:
@@ -355,19 +357,21 @@ def _compare_rounding(found: Comparisons, checks: list[Check], tolerance: float 
             (graph if exact else noisy).save(path, manifest, values)
             return _run(found, of, path)
 
-    rounded = run(
-        found.outputs,
-        {buffer: partial(x.rounded_chunks, generator) for buffer, x in unrounded.items()},
-        exact=False,
-    )
+    with _rounding_as_trained(found):
+        rounded = run(
+            found.outputs,
+            {buffer: partial(x.rounded_chunks, generator) for buffer, x in unrounded.items()},
+            exact=False,
+        )
     with masks_of(quantization):
         # int8_full masks scores with another value, which changes the model's outputs.
         of = found.outputs
-        if quantization == "int8_full":
+        trained = _trained_of(found)
+        if quantization == "int8_full" or trained is not None:
             of = {name: ModelOutputs(x.model) for name, x in of.items()}
         models = {name: x.model for name, x in of.items()}
         find_constants(unrounded, graph.stored, models, file.signatures)
-        if any(trained_weights(x) is not None for x in models.values()):
+        if trained is not None:
             # The model computes with the weights of the file: these must be the same.
             unrounded = {
                 buffer: Unrounded(x, True, np.zeros(1)) for buffer, x in graph.stored.items()
@@ -399,6 +403,23 @@ def _compare_rounding(found: Comparisons, checks: list[Check], tolerance: float 
             graph.save(folder / "float.tflite", exact.manifest, values)
             model = flatbuffer.read(map_content(folder / "float.tflite"))
             _allow_last_bits(found, model, exact, checks)
+
+
+def _trained_of(found: Comparisons) -> TrainedWeights | None:
+    """The trained weights of the file's only model, if it was trained with rounding."""
+    known = [trained_weights(x.model) for x in found.outputs.values()]
+    return next((x for x in known if x is not None), None)
+
+
+@contextmanager
+def _rounding_as_trained(found: Comparisons) -> Iterator[None]:
+    """The context in which a model computes with the rounding that it was trained with."""
+    trained = _trained_of(found)
+    if trained is None:
+        yield
+        return
+    with trained.quantization.rounded_values(found.file.manifest.cache == "int8"):
+        yield
 
 
 def _folded_norms(model: keras.Model) -> list[np.ndarray]:

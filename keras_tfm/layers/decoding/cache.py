@@ -22,11 +22,14 @@ Example:
 [0.0, 0.0, 1.0, 0.0]
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import keras
 from keras import ops
 
+from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Shape, Size, Tensor
 
 Entry = dict[str, Tensor]
@@ -77,6 +80,40 @@ def _round_to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
     scale = ops.maximum(largest * (1.0 / _LARGEST), _SMALLEST)
     # In a file, rounding and cast are one operator; see `export.int8_caches`.
     return ops.cast(ops.round(x / scale), "int8"), scale
+
+
+_rounds: ContextVar[bool] = ContextVar("rounded_caches", default=False)
+
+
+@contextmanager
+def rounded_caches() -> Iterator[None]:
+    """The context in which attention computes as with int8 caches, in full passes, too.
+
+    Every key and value that a cache would store is rounded where it is made, so that a full pass, a
+    prefill and a step compute the same. The gradient is that of the identity.
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers.decoding.cache import as_cached, rounded_caches
+    >>> x = np.array([[[[0.1, 0.504, 1.27]]]], "float32")
+    >>> with rounded_caches():
+    ...     [round(float(y), 3) for y in as_cached(x)[0, 0, 0]]
+    [0.1, 0.5, 1.27]
+    """
+    token = _rounds.set(True)
+    try:
+        yield
+    finally:
+        _rounds.reset(token)
+
+
+def as_cached(x: Tensor) -> Tensor:
+    """Keys or values (..., S, K) as a cache returns them: rounded inside `rounded_caches`."""
+    if not _rounds.get():
+        return x
+    constant = ops.stop_gradient(x)
+    levels, scale = _round_to_int8(constant)
+    rounded = ops.cast(ops.cast(levels, "float32") * scale, x.dtype)
+    return rounded if current_target.get().is_edge else rounded + (x - constant)
 
 
 def is_int8(entry: Entry) -> bool:

@@ -6,7 +6,14 @@ import keras
 from keras import ops
 
 from keras_tfm.layers.arguments import check_sequence
-from keras_tfm.layers.decoding.cache import Entry, heads_and_columns, is_int8, key_of, value_of
+from keras_tfm.layers.decoding.cache import (
+    Entry,
+    as_cached,
+    heads_and_columns,
+    is_int8,
+    key_of,
+    value_of,
+)
 from keras_tfm.layers.decoding.scope import columns_of, current_scope
 from keras_tfm.layers.decoding.visibility import visible_context
 from keras_tfm.layers.finite_padding import finite_padding
@@ -106,7 +113,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
             if self.key_norm is not None:
                 k = normalize_heads(self.key_norm, k)
             k = k if position is None else position.rotate(k, where.key)
-            return k, split_heads(self.value(values), self._groups)
+            return as_cached(k), as_cached(split_heads(self.value(values), self._groups))
 
         scope = current_scope.get()
         entry = None

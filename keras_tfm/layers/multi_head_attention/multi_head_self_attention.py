@@ -8,7 +8,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.keras_internals import layout_of
 from keras_tfm.layers.arguments import check_sequence
-from keras_tfm.layers.decoding.cache import heads_and_columns, key_of
+from keras_tfm.layers.decoding.cache import as_cached, heads_and_columns, key_of
 from keras_tfm.layers.decoding.scope import columns_of, current_scope, positions_of
 from keras_tfm.layers.decoding.visibility import Extended, Visible
 from keras_tfm.layers.finite_padding import finite_padding
@@ -129,6 +129,8 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             here = (positions_of if self.position.absolute else columns_of)(x, positions)
             where = Positions(here, here)
         q, k, v = self._rotated_heads(x, query, key, where)
+        if self.causal:
+            k, v = as_cached(k), as_cached(v)
         step = None
         if self.causal and scope is not None:
             joined = self.position is not None and self.position.reads_keys

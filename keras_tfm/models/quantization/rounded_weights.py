@@ -9,7 +9,7 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import keras
@@ -28,6 +28,16 @@ class RoundedWeight(NamedTuple):
 
     variable: keras.Variable
     grid: Grid
+
+
+def layers_of(model: keras.Layer, weights: Iterable[RoundedWeight]) -> list[keras.Layer]:
+    """The layers that multiply with these weights, those with the same weight too."""
+    known = {id(x.variable) for x in weights}
+    return [
+        layer
+        for layer in sublayers(model)
+        if any(id(variable) in known for variable, _ in _weights_of(layer))
+    ]
 
 
 def rounded_weights(

@@ -203,11 +203,45 @@ class Grid(NamedTuple):
         scales stay, and values beyond the last level are clipped to it.
 
         Args:
-            weight: float32 tensor.
+            weight: float tensor.
         """
         constant = ops.stop_gradient(weight)
+        rounded = ops.cast(_round_tensor(ops.cast(constant, "float32"), self), weight.dtype)
         # w - w is 0, so the values are on the grid exactly; w + (y - w) would be rounded.
-        return _round_tensor(constant, self) + (weight - constant)
+        return rounded + (weight - constant)
+
+
+def round_rows(x: Tensor, axes: tuple[int, ...] | None) -> Tensor:
+    """Activations in 8 bits, as XNNPACK rounds the input of a product with rounded weights.
+
+    With a step s = (max(x, 0) - min(x, 0)) / 255 and a zero point z in -128..127 for each row,
+    y = s (clip(round(x / s) + z) - z), and dL/dx = dL/dy, see `Grid.straight_through`.
+
+    Args:
+        x: float tensor.
+        axes: the axes that share a step; None: all but the first, as in a convolution.
+
+    >>> import numpy as np
+    >>> from keras_tfm.models.quantization.rounding import round_rows
+    >>> x = np.array([[0.0, 0.12, 25.5]], "float32")
+    >>> [round(float(y), 3) for y in round_rows(x, (-1,))[0]]
+    [0.0, 0.1, 25.5]
+    """
+    constant = ops.stop_gradient(x)
+    wide = ops.cast(constant, "float32")
+    if axes is None:
+        axes = tuple(range(1, len(x.shape)))
+    smallest = ops.minimum(ops.min(wide, axis=axes, keepdims=True), 0.0)
+    largest = ops.maximum(ops.max(wide, axis=axes, keepdims=True), 0.0)
+    is_zero = ops.equal(smallest, largest)
+    per_step = ops.where(is_zero, 1.0, 255.0 / ops.where(is_zero, 1.0, largest - smallest))
+    # The bound that is represented with the smaller error decides on the zero point.
+    low, high = smallest * per_step, largest * per_step
+    zero = ops.where(low - 128.0 + (high + 127.0) > 0, -128.0 - low, 127.0 - high)
+    zero = ops.round(ops.clip(zero, -128.0, 127.0))
+    levels = ops.clip(ops.round(wide * per_step) + zero, -128.0, 127.0)
+    rounded = (levels - zero) * (1.0 / per_step)
+    return ops.cast(rounded, x.dtype) + (x - constant)
 
 
 def _three_axes(shape: tuple[int, ...], grid: Grid) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ Example:
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
@@ -20,8 +20,14 @@ import numpy as np
 
 from keras_tfm.keras_internals import current_stateless_scope, value_without_autocast
 from keras_tfm.layers.base_layer import has_adapters
+from keras_tfm.layers.decoding.cache import rounded_caches
 from keras_tfm.layers.types import Config, Tensor
-from keras_tfm.models.quantization.rounded_weights import RoundedWeight, rounded_weights
+from keras_tfm.models.quantization.rounded_inputs import observe, rounded_inputs
+from keras_tfm.models.quantization.rounded_weights import (
+    RoundedWeight,
+    layers_of,
+    rounded_weights,
+)
 from keras_tfm.models.quantization.rounding import Grid
 
 # Of a model, in `vars`, because Keras would track an attribute.
@@ -39,9 +45,12 @@ class TrainedQuantization:
         model: functional `keras.Model`.
         quantization: str, "int8" or "int4".
         keep_float, keep_int8: names of layers.
+        activations: bool, whether the inputs of layers with rounded weights are rounded.
+        cache: str, "float32" or "int8", the format of KV caches.
 
     Attributes:
         weights: list of `RoundedWeight`.
+        axes: the layers whose inputs are rounded, see `observe`.
     """
 
     def __init__(
@@ -50,10 +59,24 @@ class TrainedQuantization:
         quantization: str,
         keep_float: Sequence[str] = (),
         keep_int8: Sequence[str] = (),
+        activations: bool = False,
+        cache: str = "float32",
     ):
         self.quantization = quantization
         self.keep_float, self.keep_int8 = list(keep_float), list(keep_int8)
+        self.activations, self.cache = activations, cache
         self.weights = rounded_weights(model, quantization, keep_float, keep_int8)
+        self.axes = observe(layers_of(model, self.weights)) if activations else {}
+
+    @contextmanager
+    def rounded_values(self, caches: bool = True) -> Iterator[None]:
+        """The context in which activations and `caches` are rounded, if they are at all."""
+        with ExitStack() as stack:
+            if self.activations:
+                stack.enter_context(rounded_inputs(self.axes))
+            if self.cache == "int8" and caches:
+                stack.enter_context(rounded_caches())
+            yield
 
     def get_config(self) -> Config:
         """The arguments."""
@@ -61,6 +84,8 @@ class TrainedQuantization:
             "quantization": self.quantization,
             "keep_float": self.keep_float,
             "keep_int8": self.keep_int8,
+            "activations": self.activations,
+            "cache": self.cache,
         }
 
     @property
@@ -134,10 +159,11 @@ def set_quantization(model: keras.Model, state: TrainedQuantization | None) -> N
             getattr(model, f"make_{name}_function")(force=True)
 
 
-def round_values(model: keras.Model, variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+def round_values(
+    state: TrainedQuantization, variables: Sequence[Any], values: Sequence[Any]
+) -> list[Any]:
     """The values of these variables, those of rounded weights rounded."""
-    state = quantization_of(model)
-    grids = {} if state is None else {id(x.variable): x.grid for x in state.weights}
+    grids = {id(x.variable): x.grid for x in state.weights}
     return [
         grids[id(variable)].straight_through(value) if id(variable) in grids else value
         for variable, value in zip(variables, values, strict=True)
@@ -159,7 +185,7 @@ def rounded_reads(model: keras.Model) -> Iterator[list[Tensor]]:
         id(x.variable): x.grid.straight_through(value_without_autocast(x.variable))
         for x in state.weights
     }
-    with _Scope(values) as scope:
+    with state.rounded_values(), _Scope(values) as scope:
         yield [] if scope.outer is not None else scope.losses
 
 
