@@ -66,6 +66,13 @@ class Config:
             raise FileNotFoundError(f"{folder} has no config.json")
         self.fields: Fields = read_json(self.file)
 
+    @classmethod
+    def of(cls, file: Path, fields: Fields) -> "Config":
+        """The same fields from another file, which errors name."""
+        config = cls.__new__(cls)
+        config.file, config.fields = file, fields
+        return config
+
     def integer(
         self, name: str, default: Integer, minimum: int = 1, maximum: int = 2**31 - 1
     ) -> int | Integer:

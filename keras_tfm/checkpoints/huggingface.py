@@ -23,6 +23,9 @@ from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
 from keras_tfm.checkpoints.image_settings import image_fields
 from keras_tfm.checkpoints.names import Named
+from keras_tfm.checkpoints.quantized.compressed_tensors import CompressedTensors, quantized_tensors
+from keras_tfm.checkpoints.quantized.gguf import SUFFIX, GgufTensors, open_gguf
+from keras_tfm.checkpoints.quantized.grids import keep_grids
 from keras_tfm.checkpoints.round_trip import check_equal
 from keras_tfm.checkpoints.rows import Entry, as_dtype
 from keras_tfm.checkpoints.tensors import INDEX, SINGLE, TensorKind, Tensors, write_tensors
@@ -142,6 +145,7 @@ class Checkpoint:
         stored: arguments of the builder that the folder determines.
         sizes: requested sizes of tables, which are those of the folder or not.
         rebuild: function that builds the model with ids of new tokens; None: there are none.
+        quantized: the tensors, if some are quantized; None: all are floats.
     """
 
     folder: Path
@@ -151,6 +155,7 @@ class Checkpoint:
     stored: Arguments
     sizes: dict[str, int]
     rebuild: Callable[[], Model] | None
+    quantized: CompressedTensors | GgufTensors | None = None
 
     def load(self, lazy: bool | None = False) -> Model:
         """Gives the weights the values in the files, one at a time.
@@ -172,6 +177,7 @@ class Checkpoint:
             for entry in large:
                 read_when_used(entry.weight, partial(_read_unchanged, self.named, entry))
             allocate(self.model, [entry.weight for entry in large])
+            self._keep_grids()
             return self.model
         if "cpu" in str(ops.zeros(()).device).lower():
             weights = [(x.shape, as_dtype(x.dtype)) for x in self.model.weights]
@@ -179,7 +185,12 @@ class Checkpoint:
             check_memory(f"loading {self.folder}", size)
         load_entries(self.named, self.entries)
         allocate(self.model)  # seeds of dropout
+        self._keep_grids()
         return self.model
+
+    def _keep_grids(self) -> None:
+        if self.quantized is not None:
+            keep_grids(self.model, self.named, self.entries, self.quantized, str(self.folder))
 
 
 def open_huggingface(
@@ -191,7 +202,11 @@ def open_huggingface(
         as in `load_huggingface`.
     """
     folder = Path(folder)
-    config = Config(folder)
+    tensors: Tensors | CompressedTensors | GgufTensors | None = None
+    if folder.suffix == SUFFIX and not folder.is_dir():
+        config, tensors = open_gguf(folder)
+    else:
+        config = Config(folder)
     model_type = config.text("model_type", None)
     if str(config.fields.get("module")).startswith("keras_hub."):
         raise ValueError(
@@ -202,9 +217,10 @@ def open_huggingface(
         config.refuse("model_type", model_type, f"one of {list(FAMILIES)}")
     family = FAMILIES[model_type]
     config.rename(family.aliases)
-    # Of any family: weights in another form, and blocks with fields of their own.
-    config.only(quantization_config={}, per_layer_config={})
-    named = Named(Tensors(folder), family.names)
+    config.only(per_layer_config={})  # of any family: blocks with fields of their own
+    if tensors is None:
+        tensors = quantized_tensors(config, Tensors(folder))
+    named = Named(tensors, family.names)
     name = architecture or _architecture(config, family, named)
     if name is None or name not in family.architectures:
         raise ValueError(
@@ -234,7 +250,15 @@ def open_huggingface(
             arguments["max_length"] = sizes.pop("max_length")  # which the builder only stores
             model = build(arguments)
     rebuild = partial(build, given) if added else None
-    return Checkpoint(folder, model, named, family.entries(model), stored, sizes, rebuild)
+    quantized = None if isinstance(tensors, Tensors) else tensors
+    others = [key for key, x in sizes.items() if x != stored[key]]
+    if quantized is not None and others:
+        raise ValueError(
+            f"{folder}: {others[0]} must be that of the quantized checkpoint, "
+            f"{stored[others[0]]}, got {sizes[others[0]]}"
+        )
+    entries = family.entries(model)
+    return Checkpoint(folder, model, named, entries, stored, sizes, rebuild, quantized)
 
 
 def _added_ids(options: Arguments, stored: Arguments, sizes: dict[str, int]) -> list[str]:

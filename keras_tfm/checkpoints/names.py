@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from keras_tfm.checkpoints.rows import Entry
-from keras_tfm.checkpoints.tensors import FLOATS, Tensors
+from keras_tfm.checkpoints.tensors import FLOATS, AnyTensors
 
 # Numbers up to 1 that were rounded to bfloat16.
 CONSTANT_TOLERANCE = 4e-3
@@ -48,7 +48,7 @@ class Named:
         prefixed: bool, whether the names in the files have the prefix.
     """
 
-    def __init__(self, tensors: Tensors, names: Names):
+    def __init__(self, tensors: AnyTensors, names: Names):
         self.tensors, self.names = tensors, names
         self.prefixed = any(name.startswith(names.prefix) for name in tensors)
         self.own: dict[str, str] = {}

@@ -22,6 +22,7 @@ import json
 import math
 import os
 import re
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,11 @@ FLOATS = {
     "F32": np.dtype("float32"),
     "F16": np.dtype("float16"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+INTEGERS: dict[str, np.dtype] = {
+    "I8": np.dtype("int8"),
+    "I32": np.dtype("int32"),
+    "I64": np.dtype("int64"),
 }
 # The longest header that safetensors reads.
 _LONGEST_HEADER = 100_000_000
@@ -59,7 +65,19 @@ class Tensor(NamedTuple):
     end: int
 
 
-class Tensors(Mapping[str, Tensor]):
+class AnyTensors(Mapping[str, Tensor]):
+    """Tensors by name, of a folder or of a file in another format."""
+
+    @abstractmethod
+    def array(self, name: str) -> np.ndarray:
+        """The values of a tensor, in one of the dtypes of `FLOATS`."""
+
+    @abstractmethod
+    def check_unchanged(self) -> None:
+        """Raises a ValueError if a file was changed since it was opened."""
+
+
+class Tensors(AnyTensors):
     """Tensors by name. Their values are read by `array`.
 
     Args:
@@ -104,10 +122,22 @@ class Tensors(Mapping[str, Tensor]):
         Raises:
             ValueError: the tensor's dtype is not one of `FLOATS`, or the file changed.
         """
+        values = self._read(name, FLOATS)
+        return values.astype("float32") if values.dtype == np.float64 else values
+
+    def integers(self, name: str) -> np.ndarray:
+        """The values of a tensor of integers.
+
+        Raises:
+            ValueError: the tensor's dtype is not one of `INTEGERS`, or the file changed.
+        """
+        return self._read(name, INTEGERS)
+
+    def _read(self, name: str, dtypes: Mapping[str, np.dtype]) -> np.ndarray:
         tensor = self[name]
-        if tensor.dtype not in FLOATS:
+        if tensor.dtype not in dtypes:
             raise ValueError(
-                f"{tensor.file}: {name} must be one of {list(FLOATS)}, got {tensor.dtype}"
+                f"{tensor.file}: {name} must be one of {list(dtypes)}, got {tensor.dtype}"
             )
         size = tensor.end - tensor.begin
         try:
@@ -116,8 +146,7 @@ class Tensors(Mapping[str, Tensor]):
             raise _change_error(tensor.file) from None
         if len(raw) != size:
             raise _change_error(tensor.file)
-        values = raw.view(FLOATS[tensor.dtype]).reshape(tensor.shape)
-        return values.astype("float32") if tensor.dtype == "F64" else values
+        return raw.view(dtypes[tensor.dtype]).reshape(tensor.shape)
 
     def check_unchanged(self) -> None:
         """Raises a ValueError if a file was changed, replaced or removed since it was opened."""

@@ -1,0 +1,242 @@
+"""GGUF files of Llama, Mistral, Qwen2 and Qwen3, under the names and fields of transformers."""
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_tfm.checkpoints.config import Config, Fields
+from keras_tfm.checkpoints.quantized.gguf_file import GgufFile
+from keras_tfm.checkpoints.quantized.grids import QuantizedTensor
+from keras_tfm.checkpoints.tensors import AnyTensors, Tensor
+
+SUFFIX = ".gguf"
+# The class of transformers by the architecture of a file.
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_BLOCK_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# The tensor by which llama.cpp scales the rotary positions of Llama 3.1 and later.
+_ROPE_FACTORS = "rope_freqs.weight"
+# The factors of Llama 3.1 and 3.2; the other numbers are the same in all models.
+_LLAMA3_FACTORS = (8.0, 32.0)
+_LLAMA3: Fields = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def open_gguf(path: Path) -> tuple[Config, "GgufTensors"]:
+    """The configuration and the tensors of a GGUF file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, of an unsupported architecture, or has an unsupported tensor.
+    """
+    file = GgufFile(path)
+    architecture = file.fields.get("general.architecture")
+    if architecture not in _ARCHITECTURES:
+        raise ValueError(
+            f"{path}: general.architecture must be one of {list(_ARCHITECTURES)}, "
+            f"got {architecture!r}"
+        )
+    fields = _fields(file, str(architecture))
+    return Config.of(path, fields), GgufTensors(file, fields)
+
+
+def _fields(file: GgufFile, architecture: str) -> Fields:
+    """The fields that `config.json` would have."""
+
+    def field(name: str, default: Any = None) -> Any:
+        return file.fields.get(f"{architecture}.{name}", default)
+
+    def refuse(name: str, value: object, expected: str) -> None:
+        raise ValueError(f"{file.path}: {architecture}.{name} must be {expected}, got {value!r}")
+
+    if field("expert_count", 0):
+        refuse("expert_count", field("expert_count"), "0: mixtures of experts are not supported")
+    table = file.tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise ValueError(f"{file.path} has no matrix token_embd.weight")
+    numbers = {}
+    for name in ("embedding_length", "block_count", "attention.head_count"):
+        numbers[name] = field(name)
+        if type(numbers[name]) is not int or numbers[name] < 1:
+            refuse(name, numbers[name], "a positive integer")
+    heads = numbers["attention.head_count"]
+    fields = {
+        "model_type": architecture,
+        "architectures": [_ARCHITECTURES[architecture]],
+        "vocab_size": table.shape[0],
+        "hidden_size": numbers["embedding_length"],
+        "num_hidden_layers": numbers["block_count"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": field("attention.head_count_kv", heads),
+        "head_dim": field("attention.key_length", numbers["embedding_length"] // heads),
+        "intermediate_size": field("feed_forward_length"),
+        "rms_norm_eps": _shortest(field("attention.layer_norm_rms_epsilon", 1e-5)),
+        "max_position_embeddings": field("context_length"),
+        "rope_theta": _shortest(field("rope.freq_base", 10000.0)),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "hidden_act": "silu",
+    }
+    if architecture == "llama":
+        fields["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    for name in ("attention.value_length", "rope.dimension_count"):
+        if field(name, fields["head_dim"]) != fields["head_dim"]:
+            refuse(name, field(name), f"the width of a head ({fields['head_dim']})")
+    scaling = field("rope.scaling.type", "none")
+    if scaling == "linear":
+        factor = field("rope.scaling.factor")
+        fields["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+    elif scaling == "yarn":
+        fields["rope_scaling"] = {
+            "rope_type": "yarn",
+            "factor": field("rope.scaling.factor"),
+            "original_max_position_embeddings": field("rope.scaling.original_context_length"),
+        }
+    elif scaling != "none":
+        refuse("rope.scaling.type", scaling, "none, linear or yarn")
+    if _ROPE_FACTORS in file.tensors:
+        fields["rope_scaling"] = _llama3(file, fields)
+    return fields
+
+
+def _shortest(value: Any) -> Any:
+    """The shortest decimal number that is this one in float32: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def _llama3(file: GgufFile, fields: Fields) -> Fields:
+    """The scaling whose factors the file has."""
+    found = np.asarray(file.read(_ROPE_FACTORS)).ravel()
+    width = fields["head_dim"]
+    turns = np.asarray(fields["rope_theta"], "float64") ** (-np.arange(0, width, 2) / width)
+    turns = turns * _LLAMA3["original_max_position_embeddings"] / (2 * math.pi)
+    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    for factor in _LLAMA3_FACTORS:
+        smooth = np.clip((turns - low) / (high - low), 0, 1)
+        wanted = 1 / ((1 - smooth) / factor + smooth)
+        if found.shape == wanted.shape and np.allclose(found, wanted, rtol=1e-4):
+            return {**_LLAMA3, "factor": factor}
+    raise ValueError(
+        f"{file.path}: {_ROPE_FACTORS} must have the factors of Llama 3.1 or 3.2, "
+        f"got {found[:3].tolist()}... of shape {found.shape}"
+    )
+
+
+class GgufTensors(AnyTensors):
+    """The tensors of a GGUF file, by their names in transformers.
+
+    The rows of Llama's queries and keys are in transformers' order: llama.cpp rotates neighbouring
+    columns of a head, transformers columns of its two halves.
+
+    Args:
+        file: the file.
+        fields: the fields of its configuration.
+    """
+
+    def __init__(self, file: GgufFile, fields: Fields):
+        self._file = file
+        self._own: dict[str, str] = {}
+        self._tensors: dict[str, Tensor] = {}
+        self._heads: dict[str, int] = {}
+        for own, found in file.tensors.items():
+            name = _name(own)
+            if own == _ROPE_FACTORS:
+                continue
+            if name is None:
+                raise ValueError(f"{file.path} has the unknown tensor {own}")
+            if len(found.shape) > 1 + name.endswith("weight"):
+                raise ValueError(f"{file.path}: {own} has the shape {found.shape}")
+            end = found.begin + found.size
+            self._own[name] = own
+            self._tensors[name] = Tensor(file.path, "F32", found.shape, found.begin, end)
+            for part, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+                if fields["model_type"] == "llama" and f".{part}." in name:
+                    self._heads[name] = self._check_heads(own, found.shape[0], fields[key])
+
+    def _check_heads(self, own: str, rows: int, heads: Any) -> int:
+        if type(heads) is not int or heads < 1 or rows % (2 * heads):
+            raise ValueError(f"{self._file.path}: {own} has {rows} rows for {heads!r} heads")
+        return heads
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def array(self, name: str) -> np.ndarray:
+        """The values of a tensor in float32."""
+        found = self._file.read(self._own[name])
+        values = found.values() if isinstance(found, QuantizedTensor) else found
+        return self._order(name, values.reshape(self[name].shape))
+
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        """The levels and scales of a matrix; None: it has none."""
+        found = self._file.read(self._own[name])
+        if not isinstance(found, QuantizedTensor):
+            return None
+        offsets = None if found.offsets is None else self._order(name, found.offsets)
+        levels, scales = (self._order(name, x) for x in (found.levels, found.scales))
+        return QuantizedTensor(found.bits, levels, scales, offsets)
+
+    def kind(self, name: str) -> str:
+        """The type of a tensor in the file."""
+        return self._file.tensors[self._own[name]].format.name
+
+    def check_unchanged(self) -> None:
+        """Raises a ValueError if the file was changed, replaced or removed since it was opened."""
+        self._file.check_unchanged()
+
+    def _order(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Rows, or numbers of a bias, in transformers' order."""
+        heads = self._heads.get(name)
+        if heads is None:
+            return rows
+        pairs = rows.reshape(heads, len(rows) // heads // 2, 2, *rows.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _name(own: str) -> str | None:
+    """The name in transformers.
+
+    >>> _name("blk.3.attn_q.weight"), _name("output_norm.weight"), _name("blk.0.ssm_a")
+    ('model.layers.3.self_attn.q_proj.weight', 'model.norm.weight', None)
+    """
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", own)
+    if found is None:
+        return None
+    number, name, kind = found.groups()
+    known = (_NAMES if number is None else _BLOCK_NAMES).get(name)
+    if known is None:
+        return None
+    return f"{known}.{kind}" if number is None else f"model.layers.{number}.{known}.{kind}"
