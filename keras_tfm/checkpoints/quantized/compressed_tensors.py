@@ -135,10 +135,10 @@ class CompressedTensors(AnyTensors):
 
     def array(self, name: str) -> np.ndarray:
         """The values of a tensor: float32 of a quantized one."""
-        found = self.quantized(name)
+        found = self.quantized_tensor(name)
         return self._files.array(name) if found is None else found.values()
 
-    def quantized(self, name: str) -> QuantizedTensor | None:
+    def quantized_tensor(self, name: str) -> QuantizedTensor | None:
         """The levels and scales of a matrix; None: it has none."""
         prefix = self._quantized.get(name)
         if prefix is None:

@@ -200,7 +200,7 @@ class GgufTensors(AnyTensors):
         values = found.values() if isinstance(found, QuantizedTensor) else found
         return self._order(name, values.reshape(self[name].shape))
 
-    def quantized(self, name: str) -> QuantizedTensor | None:
+    def quantized_tensor(self, name: str) -> QuantizedTensor | None:
         """The levels and scales of a matrix; None: it has none."""
         found = self._file.read(self._own[name])
         if not isinstance(found, QuantizedTensor):

@@ -4,9 +4,9 @@ Example:
 
 >>> import numpy as np
 >>> from keras_tfm.checkpoints.quantized.gguf_file import FORMATS
->>> block = np.zeros((1, 18), "uint8")  # of Q4_0: a scale in float16, and 32 levels
->>> block[0, :2] = np.array([0.5], "float16").view("uint8")
->>> block[0, 2] = 0xF9  # the first level and the 17th
+>>> block = np.zeros((1, 1, 18), "uint8")  # of Q4_0: a scale in float16, and 32 levels
+>>> block[0, 0, :2] = np.array([0.5], "float16").view("uint8")
+>>> block[0, 0, 2] = 0xF9  # the first level and the 17th
 >>> values = FORMATS[2].decode(block).values()
 >>> values[0, [0, 16, 1]].tolist()
 [0.5, 3.5, -4.0]
@@ -40,8 +40,8 @@ class Format(NamedTuple):
         name: str.
         values: int, their number in a block.
         size: int, the bytes of a block.
-        decode: function of bytes (F, N, `size`) or (1, `size`) that returns a `QuantizedTensor` or
-            values in float32.
+        decode: function of bytes (F, N, `size`) that returns a `QuantizedTensor`, or values (F, D)
+            in float32.
     """
 
     name: str

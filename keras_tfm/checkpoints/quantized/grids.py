@@ -71,7 +71,7 @@ class QuantizedTensor(NamedTuple):
 class QuantizedTensors(Protocol):
     """Tensors of a checkpoint, some of which are quantized."""
 
-    def quantized(self, name: str) -> QuantizedTensor | None:
+    def quantized_tensor(self, name: str) -> QuantizedTensor | None:
         """The levels and scales of a tensor; None: it is not quantized."""
 
     def kind(self, name: str) -> str:
@@ -100,7 +100,7 @@ def keep_grids(
     for entry in entries:
         if len(entry.weight.shape) < 2:
             continue
-        found = [tensors.quantized(named.own[name]) for name in entry.tensors]
+        found = [tensors.quantized_tensor(named.own[name]) for name in entry.tensors]
         kinds = ", ".join(dict.fromkeys(tensors.kind(named.own[name]) for name in entry.tensors))
         parts = [x for x in found if x is not None]
         joined = _join(entry, parts) if len(parts) == len(found) else "only a part is quantized"
