@@ -6,7 +6,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from keras_tfm import runtime
 
 WEB = Path(__file__).parents[1] / "examples/web"
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
@@ -58,3 +61,34 @@ def run_in_browser(script: str, models: Path, expected: Path | dict, **settings:
         (models / "expected.json").write_text(json.dumps(expected))
         expected = models / "expected.json"
     run_in_node(script, MODELS=models, EXPECTED=expected, CHROMIUM=CHROMIUM, **settings)
+
+
+def answers_of(model: runtime.Model, texts: list[str]) -> dict:
+    """What `files.test.js` compares: what Python answers to each text."""
+    roles = {signature["role"] for signature in model.signatures.values()}
+    if roles == {"predict"}:
+        rows = [model.predict_text(text) for text in texts]
+        outputs = [{name: x[0].tolist() for name, x in row.items()} for row in rows]
+        return {"can": ["predict"], "outputs": outputs}
+    answers = [x if isinstance(x, str) else x[0].text for x in model.generate_text(texts)]
+    if "decode" not in roles:
+        return {"can": ["generate"], "answers": answers}
+    return {
+        "can": ["stream"],
+        "answers": answers,
+        "pieces": [list(model.stream_text(text)) for text in texts],
+        "unrepeated": [list(model.stream_text(text, _unrepeated())) for text in texts],
+    }
+
+
+def _unrepeated():
+    """Chooses the most probable token that was not yet chosen."""
+    seen: list[int] = []
+
+    def choose(logits: np.ndarray) -> np.ndarray:
+        row = logits[0].copy()
+        row[seen] = -np.inf
+        seen.append(int(row.argmax()))
+        return np.full(len(logits), seen[-1])
+
+    return choose

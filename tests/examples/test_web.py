@@ -16,7 +16,7 @@ import dates_data as data
 import numpy as np
 import pytest
 from blocks import decoder_block
-from web_pages import WEB, need_browser, run_in_browser
+from web_pages import WEB, answers_of, need_browser, run_in_browser
 
 from keras_tfm import runtime
 
@@ -247,40 +247,10 @@ def _compare(folder: Path, texts: dict[str, list[str]], exact: bool) -> None:
     files = {}
     for name in texts:
         model = runtime.load(folder / f"{name}.tflite")
-        files[name] = {"texts": texts[name], **_answers(model, texts[name])}
+        files[name] = {"texts": texts[name], **answers_of(model, texts[name])}
     expected = folder / "expected.json"
     expected.write_text(json.dumps({"exact": exact, "files": files}))
     run_in_browser("test:files", folder, expected)
-
-
-def _answers(model: runtime.Model, texts: list[str]) -> dict:
-    roles = {signature["role"] for signature in model.signatures.values()}
-    if roles == {"predict"}:
-        rows = [model.predict_text(text) for text in texts]
-        outputs = [{name: x[0].tolist() for name, x in row.items()} for row in rows]
-        return {"can": ["predict"], "outputs": outputs}
-    answers = [x if isinstance(x, str) else x[0].text for x in model.generate_text(texts)]
-    if "decode" not in roles:
-        return {"can": ["generate"], "answers": answers}
-    return {
-        "can": ["stream"],
-        "answers": answers,
-        "pieces": [list(model.stream_text(text)) for text in texts],
-        "unrepeated": [list(model.stream_text(text, _unrepeated())) for text in texts],
-    }
-
-
-def _unrepeated():
-    """Chooses the most probable token that was not yet chosen."""
-    seen: list[int] = []
-
-    def choose(logits: np.ndarray) -> np.ndarray:
-        row = logits[0].copy()
-        row[seen] = -np.inf
-        seen.append(int(row.argmax()))
-        return np.full(len(logits), seen[-1])
-
-    return choose
 
 
 def _export(folder: Path) -> None:

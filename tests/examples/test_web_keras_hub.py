@@ -3,7 +3,7 @@
 import importlib.util
 
 import pytest
-from web_pages import need_browser, run_in_browser
+from web_pages import answers_of, need_browser, run_in_browser
 
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite
@@ -24,14 +24,7 @@ def test_texts_in_a_page_are_answered_as_in_python(tmp_path):
     files = {}
     for name, task in (("classifier", classifier()), ("writer", gpt2())):
         texts = short_texts(task, 12)
-        options = {} if name == "classifier" else {"signatures": ["generate"]}
-        export_tflite(task, tmp_path / f"{name}.tflite", verify=False, **options)
+        export_tflite(task, tmp_path / f"{name}.tflite", verify=False)
         model = runtime.load(tmp_path / f"{name}.tflite")
-        if name == "classifier":
-            rows = [model.predict_text(x) for x in texts]
-            outputs = [{key: x[0].tolist() for key, x in row.items()} for row in rows]
-            files[name] = {"texts": texts, "can": ["predict"], "outputs": outputs}
-        else:
-            answers = model.generate_text(texts)
-            files[name] = {"texts": texts, "can": ["generate"], "answers": answers}
+        files[name] = {"texts": texts, **answers_of(model, texts)}
     run_in_browser("test:files", tmp_path, {"exact": True, "files": files})
