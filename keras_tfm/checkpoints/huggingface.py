@@ -81,11 +81,17 @@ def load_huggingface(
     relatives and Whisper, and `preprocessor_config.json`, the mean and standard deviation of pixels
     for models of images. It reads no other files and does not use the network.
 
+    Or it reads a GGUF file of Llama, Mistral, Qwen2 or Qwen3. Matrices in Q4_0 or Q4_1, and those of a
+    folder that compressed-tensors quantized ("pack-quantized" in 4 bits, "int-quantized" in 8), keep
+    their integers and scales: the model computes with them as one of `models.enable_quantization`,
+    whose other matrices are rounded as usual, and `export_tflite` with "int4", or "int8", stores
+    exactly these. A warning names the matrices that are rounded again.
+
     Weights are read one at a time, and converted to the dtype of the model's variables: a folder in
     half precision becomes float32, or with `dtype="bfloat16"` stays as small as its files.
 
     Args:
-        folder: str or Path, the folder of a model of one of the types in
+        folder: str or Path, a GGUF file, or the folder of a model of one of the types in
             `keras_tfm.model_types.MODEL_TYPES`; docs/api/models.md has a table of them.
         architecture: str, the class in `transformers`, such as "BertForMaskedLM"; the table has
             those of each model type. Default: the one in `config.json`, or the one that matches
@@ -105,12 +111,12 @@ def load_huggingface(
         heads in `keras_tfm.models`, not the tuples and objects of `transformers`.
 
     Raises:
-        FileNotFoundError: the folder does not exist, or lacks a file.
+        FileNotFoundError: the folder or GGUF file does not exist, or a file is missing.
         MemoryError: the weights need more memory than the machine, its container or the process can
             have. If they only need more than is free now, a warning says so.
         ValueError: a file is damaged, or changes while it is read; the model type or architecture
             is not supported, or the configuration has an unsupported value (the error names the
-            field); or the tensors do not match the model: one error lists those that are missing,
+            field); tensors are quantized in an unsupported way; or the tensors do not match the model: one error lists those that are missing,
             unexpected, or of another shape or dtype.
 
     Example:
