@@ -81,11 +81,11 @@ def load_huggingface(
     relatives and Whisper, and `preprocessor_config.json`, the mean and standard deviation of pixels
     for models of images. It reads no other files and does not use the network.
 
-    Or it reads a GGUF file of Llama, Mistral, Qwen2 or Qwen3. Matrices in Q4_0 or Q4_1, and those of a
-    folder that compressed-tensors quantized ("pack-quantized" in 4 bits, "int-quantized" in 8), keep
-    their integers and scales: the model computes with them as one of `models.enable_quantization`,
-    whose other matrices are rounded as usual, and `export_tflite` with "int4", or "int8", stores
-    exactly these. A warning names the matrices that are rounded again.
+    Or it reads a GGUF file of Llama, Mistral, Qwen2 or Qwen3. Matrices in Q4_0 or Q4_1, and those
+    of a folder that compressed-tensors quantized ("pack-quantized" in 4 bits, "int-quantized" in
+    8), keep their integers and scales: the model computes with them as one of
+    `models.enable_quantization`, whose other matrices are rounded as usual, and `export_tflite`
+    with "int4", or "int8", stores exactly these. A warning names the matrices that are rounded.
 
     Weights are read one at a time, and converted to the dtype of the model's variables: a folder in
     half precision becomes float32, or with `dtype="bfloat16"` stays as small as its files.
@@ -116,8 +116,8 @@ def load_huggingface(
             have. If they only need more than is free now, a warning says so.
         ValueError: a file is damaged, or changes while it is read; the model type or architecture
             is not supported, or the configuration has an unsupported value (the error names the
-            field); tensors are quantized in an unsupported way; or the tensors do not match the model: one error lists those that are missing,
-            unexpected, or of another shape or dtype.
+            field); tensors are quantized in an unsupported way; or the tensors do not match the
+            model: one error lists those that are missing, unexpected, or of another shape or dtype.
 
     Example:
 

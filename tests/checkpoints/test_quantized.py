@@ -119,19 +119,20 @@ def make_gguf(path, types, kind="llama", tied=True, seed=0, **changes):
 
 
 def stored(path):
-    """The 4-bit matrices of a file: levels and scales, and the float32 offsets of their blocks."""
+    """The 4-bit matrices of a file, levels and scales; and all constants in float16."""
     file = flatbuffer.read(path.read_bytes())
-    levels, floats = {}, []
+    levels, halves = {}, []
     for use in flatbuffer.weight_uses(file):
-        data = np.asarray(file.buffers[use.tensor.buffer].data, "uint8")
         if use.tensor.type == 17:
             rows = use.graph.tensors[use.tensor.quantization.details.scales]
             scales = np.asarray(file.buffers[rows.buffer].data, "uint8").view("float16")
             shape = tuple(use.tensor.shape)
             levels[use.tensor.buffer] = unpack(file, use.tensor), scales.reshape(shape[0], -1)
-        elif use.tensor.type == 0:
-            floats.append(data.view("float32").reshape(use.tensor.shape))
-    return list(levels.values()), floats
+    for tensor in (x for graph in file.subgraphs for x in graph.tensors):
+        data = file.buffers[tensor.buffer].data
+        if tensor.type == 1 and data is not None:
+            halves.append(np.asarray(data, "uint8").view("float16").reshape(tensor.shape))
+    return list(levels.values()), halves
 
 
 def order(matrix, heads):
@@ -150,7 +151,7 @@ def test_every_integer_of_a_q4_0_file(kind, tmp_path):
     file = tmp_path / "model.tflite"
     report = export_tflite(model, file, ["predict"], "int4", source_length=6)
     assert report.verification.checks[0].graph_error <= 1e-4
-    found, floats = stored(file)
+    found, halves_of_file = stored(file)
     source = GgufFile(path)
     matrices = {
         name: source.read(f"{name}.weight") for name, x in tensors.items() if x[0] is not None
@@ -177,7 +178,7 @@ def test_every_integer_of_a_q4_0_file(kind, tmp_path):
             np.array_equal(x, wanted) and np.array_equal(y, np.abs(scales)) for x, y in found
         ), name
         offsets = np.where(negative & lowest, np.abs(scales), 0)
-        assert any(np.array_equal(x, offsets) for x in floats), name
+        assert any(np.array_equal(x, offsets) for x in halves_of_file), name
     # The same values in a folder of floats give the same logits.
     named = open_huggingface(path).named
     values = {own: named.tensors.array(own) for own in named.own.values()}

@@ -268,8 +268,9 @@ def _add_offsets(model: ModelT, readers: list[flatbuffer.WeightUse], offsets: np
         return
     buffer = None
     for use in readers:
-        editor = _Offsets(model, use.graph)
-        buffer = editor.add(use, offsets, buffer)
+        buffer = _Offsets(model, use.graph).add(use, offsets, buffer)
+    if buffer is not None and np.array_equal(offsets.astype("float16"), offsets):
+        flatbuffer.store_half(model, [buffer])
 
 
 class _Offsets(GraphEditor):
