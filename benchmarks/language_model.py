@@ -25,7 +25,8 @@ Parts:
 
 - `speed`: in each round each contestant starts in a new process, in random order, reads 64 tokens
   and generates 64, and reads 512, three times; medians, and ratios of a round. "Memory" is the peak
-  of the process beyond its imports, mapped files included.
+  of the process beyond its imports, mapped files included; "anonymous" is what it has at the end
+  without them. `--cache` as below.
 - `long`: tokens/s, and memory, after prompts of `--lengths`; `--cache int8` for caches in 8 bits
   (llama.cpp's is Q8_0 then, otherwise float16; ours float32).
 - `first`: seconds from `load` to the first token, with the file in the page cache and without.
@@ -214,7 +215,8 @@ def contestants(arguments: argparse.Namespace) -> list[Contestant]:
     else:
         print("Without ONNX Runtime GenAI: pip install onnxruntime-genai onnx-ir")
     if arguments.llama_cpp:
-        for precision in ("Q8_0", "Q4_0"):
+        precisions = {"int8": "Q8_0", "int4": "Q4_0"}
+        for precision in (x for key, x in precisions.items() if key in arguments.presets):
             path = gguf_file(precision, arguments)
             cache = {"float": "F16", "int8": "Q8_0"}[arguments.cache]
             found.append(in_node(f"llama.cpp, {precision}", path, arguments.llama_cpp, cache))
@@ -258,7 +260,8 @@ def export_files(arguments: argparse.Namespace) -> None:
     missing = [x for x in arguments.presets if not our_file(x, arguments).exists()]
     if not missing:
         return
-    model = checkpoints.load_huggingface(folder)
+    # Weights that are not calibrated can stay in the folder.
+    model = checkpoints.load_huggingface(folder, lazy=arguments.model != "smollm2")
     for preset in missing:
         start = time.perf_counter()
         precision, exported, kept = preset.split()[0], model, []
@@ -478,13 +481,14 @@ def turn(contestant: Contestant, threads: int, ids: list[int], capacity: int) ->
                 firsts.append(1e3 * found["first"])
             found = process.ask(prompt=ids[number * PROMPT :][:LONG_PROMPT], new=1)
             prefill.append(LONG_PROMPT / found["first"])
-        memory = process.ask()["memory"]
+        memory = process.ask()
         return {
             "decode tokens/s": statistics.median(decode),
             "prefill tokens/s": statistics.median(prefill),
             "first token ms": statistics.median(firsts),
             "load s": process.loaded,
-            "memory MB": memory,
+            "memory MB": memory["memory"],
+            "anonymous MB": memory["anonymous"],
         }
 
 
@@ -505,6 +509,7 @@ def long(found: list[Contestant], arguments: argparse.Namespace) -> None:
         rates: dict[tuple[str, int], list[float]] = defaultdict(list)
         prefills: dict[tuple[str, int], list[float]] = defaultdict(list)
         memory: dict[tuple[str, int], list[float]] = defaultdict(list)
+        anonymous: dict[tuple[str, int], list[float]] = defaultdict(list)
         for _ in range(arguments.rounds):
             for contestant in random.sample(found, len(found)):
                 with contestant.start(threads, arguments.capacity) as process:
@@ -514,11 +519,14 @@ def long(found: list[Contestant], arguments: argparse.Namespace) -> None:
                         seconds = answer["last"] - answer["first"]
                         rates[place].append((len(answer["tokens"]) - 1) / seconds)
                         prefills[place].append(length / answer["first"])
-                        memory[place].append(process.ask()["memory"])
+                        found_memory = process.ask()
+                        memory[place].append(found_memory["memory"])
+                        anonymous[place].append(found_memory["anonymous"])
         print(f"\nthreads: {threads}, caches: {arguments.cache}, {arguments.rounds} rounds\n")
         print(f"| | {' | '.join(map(str, arguments.lengths))} |")
         print(f"|---|{'---:|' * len(arguments.lengths)}")
-        rows = ("decode tokens/s", rates), ("prefill tokens/s", prefills), ("memory MB", memory)
+        rows = [("decode tokens/s", rates), ("prefill tokens/s", prefills)]
+        rows += [("memory MB", memory), ("anonymous MB", anonymous)]
         for contestant in found:
             for key, of in rows:
                 cells = [

@@ -7,7 +7,8 @@ standard input with a line:
 - {"prompt": ids, "new": count} with {"tokens": ids, "first": seconds, "last": seconds}, the times
   until the first and the last of the new tokens, chosen greedily;
 - {"row": ids} with {"losses": the cross-entropy of each token after the first}, or null;
-- {} with {"memory": MB}, the peak of the process beyond its imports.
+- {} with {"memory": MB, "anonymous": MB}: the peak of the process, and its present memory without
+  mapped files, both beyond its imports.
 """
 
 import argparse
@@ -282,7 +283,8 @@ def main() -> None:
     importlib.import_module(IMPORTED[arguments.engine])
     if arguments.engine == "keras_tfm":
         importlib.import_module("keras_tfm.runtime")
-    before, start = _kilobytes("VmRSS"), time.perf_counter()
+    before, anonymous = _kilobytes("VmRSS"), _kilobytes("RssAnon")
+    start = time.perf_counter()
     engine = ENGINES[arguments.engine](arguments.file, arguments)
     _answer(loaded=time.perf_counter() - start)
     for line in sys.stdin:
@@ -293,7 +295,10 @@ def main() -> None:
         elif "row" in request:
             _answer(losses=engine.losses(request["row"]))
         else:
-            _answer(memory=(_kilobytes("VmHWM") - before) / 1000)
+            _answer(
+                memory=(_kilobytes("VmHWM") - before) / 1000,
+                anonymous=(_kilobytes("RssAnon") + _kilobytes("RssShmem") - anonymous) / 1000,
+            )
 
 
 def _answer(**value: object) -> None:

@@ -16,7 +16,7 @@ const {getLlama} = await import(
 const llama = await getLlama({
     gpu: false, build: "never", maxThreads: Number(threads), logLevel: "error"
 });
-const before = kilobytes("VmRSS"), begin = performance.now();
+const before = kilobytes("VmRSS"), anonymous = kilobytes("RssAnon"), begin = performance.now();
 const model = await llama.loadModel({modelPath: file});
 const context = await model.createContext({
     contextSize: Number(capacity),
@@ -32,7 +32,12 @@ for await (const line of readline.createInterface({input: process.stdin})) {
     await sequence.clearHistory();
     if (request.prompt) answer(await generate(request.prompt, request.new));
     else if (request.row) answer({losses: await losses(request.row)});
-    else answer({memory: (kilobytes("VmHWM") - before) / 1000});
+    else {
+        answer({
+            memory: (kilobytes("VmHWM") - before) / 1000,
+            anonymous: (kilobytes("RssAnon") + kilobytes("RssShmem") - anonymous) / 1000
+        });
+    }
 }
 process.exit(0);
 
