@@ -242,6 +242,8 @@ FAST = {
     "2": lambda: run(2, **TRANSFORMER),
     "all at once 1": lambda: all_at_once(1, 1),
     "all at once 2, 2 parts": lambda: all_at_once(2, 2),
+    "rounded 1": lambda: run(1, make=small_training.rounded),
+    "rounded 2, 2 parts": lambda: run(2, parts=2, make=small_training.rounded),
     "two outputs": lambda: two_outputs(1, 1),
     "two outputs, 2 replicas, 2 parts": lambda: two_outputs(2, 2),
     "own losses 1": lambda: with_own_losses(1),

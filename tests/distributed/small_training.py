@@ -30,12 +30,19 @@ def model(dropout=0.0, dtype=None):
     return models.transformer(SIZE, **sizes, dropout=dropout, dtype=dtype)
 
 
-def embedding(dropout=0.0, dtype=None):
+def rounded(dropout=0.0, dtype=None):
+    """`embedding`, 32 wide, with weights of 4 bits and rounded activations."""
+    result = embedding(dropout, dtype, dim=32)
+    models.enable_quantization(result, "int4", activations=True)
+    return result
+
+
+def embedding(dropout=0.0, dtype=None, dim=8):
     """A table that is read backwards: traced in a moment, its logits masked as a transformer's."""
     target = keras.Input((None,), dtype="int32", name="target")
-    table = layers.TokenEmbedding(SIZE, dim=8, mask_zero=True, dtype=dtype)
+    table = layers.TokenEmbedding(SIZE, dim=dim, mask_zero=True, dtype=dtype)
     x = layers.Dropout(dropout, dtype=dtype)(table(target))
-    logits = table(keras.layers.Dense(8, dtype=dtype)(x), reverse=True)
+    logits = table(keras.layers.Dense(dim, dtype=dtype)(x), reverse=True)
     return keras_tfm.Model({"target": target}, logits)
 
 

@@ -86,6 +86,11 @@ def test_half_precision(slow_results):
     np.testing.assert_allclose(one, two, atol=3e-3, rtol=0)
 
 
+def test_weights_and_activations_are_rounded_on_every_replica(results):
+    one, two = results["rounded 1"], results["rounded 2, 2 parts"]
+    assert_equal(one, two)
+
+
 def test_two_outputs_with_a_loss_each(results):
     """Each loss is divided by its own count."""
     assert_equal(results["two outputs"], results["two outputs, 2 replicas, 2 parts"])

@@ -48,6 +48,14 @@ def test_a_transformer_too():
 
 
 @pytest.mark.slow
+def test_weights_are_rounded_on_every_worker():
+    one, other = (
+        heard(programs.run("worker.py", "--rounded", workers=n))["rounded"] for n in (None, 2)
+    )
+    assert_alike(one, other)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_worker_is_killed_and_all_go_on_from_the_checkpoint(tmp_path, alone, workers):
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -1,6 +1,7 @@
 """One of several workers: trains, evaluates, predicts, and says what came out.
 
-python worker.py [--whole] [--transformer] [--resume FOLDER [--kill-worker N --at-step S]]
+python worker.py [--whole] [--transformer] [--rounded]
+    [--resume FOLDER [--kill-worker N --at-step S]]
 
 What is resumed is small and has dropout.
 """
@@ -57,6 +58,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--whole", action="store_true", help="without dropout")
     parser.add_argument("--transformer", action="store_true", help="a transformer too")
+    parser.add_argument("--rounded", action="store_true", help="with weights of 4 bits, too")
     parser.add_argument("--resume")
     parser.add_argument("--resume-of-each", nargs="+", help="a folder for each worker")
     parser.add_argument("--kill-worker", type=int)
@@ -70,6 +72,8 @@ def main():
         results["small"] = trained(small_training.embedding)
     if arguments.transformer:
         results["transformer"] = trained(small_training.model)
+    if arguments.rounded:
+        results["rounded"] = trained(small_training.rounded)
     if arguments.resume_of_each:
         arguments.resume = arguments.resume_of_each[task]
     if arguments.resume:

@@ -160,6 +160,24 @@ def test_int8_is_smaller_and_close_to_the_model(files):
     assert 1e-3 < decode.relative_error < decode.tolerance < 0.5
 
 
+def test_a_model_trained_with_rounding(tmp_path):
+    """The stock runtime's tokens are those of Keras, with rounded weights and activations."""
+    model = llama()
+    models.enable_quantization(model, "int4", activations=True)
+    path = tmp_path / "trained.litertlm"
+    report = export.export_litertlm(model, path, byte_pairs(), "int4", **SIZES)
+    assert max(x.graph_error for x in report.verification.checks[:3]) < 1e-4
+    prompts = []
+    for length in (7, 20, 34):
+        text = part_of(length - 1, tokens_of("llama"))
+        tokens = greedy(model, [START, *tokens_of("llama")(text)], 12)
+        prompts.append({"text": text, "tokens": tokens, "count": 12})
+    answers = stock(path, prompts=prompts)["prompts"]
+    assert [x["text"] for x in answers] == [x["expected"][-1] for x in answers]
+    with pytest.raises(ValueError, match="is trained with int4 weights, got quantization='int8'"):
+        export.export_litertlm(model, path, byte_pairs(), "int8", overwrite=True, **SIZES)
+
+
 SESSION = """
 import json, sys, litert_lm
 path, texts, count = json.load(sys.stdin)

@@ -33,7 +33,7 @@ def rounded_copy(model, *arguments):
     copy = keras.models.clone_model(model)
     copy.set_weights(model.get_weights())
     for variable, grid in rounded_weights(copy, *arguments):
-        values = to_numpy(variable)
+        values = to_numpy(variable).astype("float32")
         variable.assign(grid.values(*grid.round(values), values.shape))
     return copy
 
@@ -84,7 +84,7 @@ def test_tied_tables_are_rounded_once_and_kept_layers_are_not():
     assert {**wanted, **bits} == wanted and len(bits) == len(every) - 1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16", "bfloat16"])
 def test_every_call_has_rounded_weights(dtype):
     model = gpt(dtype=dtype)
     exact = to_numpy(model(IDS))
@@ -279,6 +279,53 @@ def test_it_survives_files_clones_and_copies(tmp_path):
     outer = keras_tfm.Model(x, model(x))
     assert quantization_of(outer) is None
     assert_close(outer(IDS), wanted, 1e-6)
+
+
+def test_a_training_goes_on_from_a_file(tmp_path):
+    """Four epochs, and two times two, with the state of Adam and the rounding in between."""
+
+    def start():
+        model = tied()
+        models.enable_quantization(model, "int4", activations=True)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(1e-3), loss)
+        return model
+
+    whole, first = start(), start()
+    first.set_weights(whole.get_weights())
+    whole.fit(IDS, IDS, epochs=4, verbose=0)
+    first.fit(IDS, IDS, epochs=2, verbose=0)
+    first.save(tmp_path / "model.keras")
+    second = keras.models.load_model(tmp_path / "model.keras")
+    second.fit(IDS, IDS, epochs=2, verbose=0)
+    for one, other in zip(whole.weights, second.weights, strict=True):
+        assert_close(other, to_numpy(one), 1e-6)
+
+
+def test_gradients_accumulate():
+    """Of two rows one by one and of both at once: the same weights are rounded."""
+    results, loss = [], keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    inside = keras.backend.backend() == "tensorflow"  # of a batch; otherwise of several batches
+    for steps in (None, 2):
+        model = tied()
+        models.enable_quantization(model, "int4")
+        given = None if inside else steps
+        own = {"gradient_accumulation_steps": steps} if inside and steps else {}
+        model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=given), loss, **own)
+        size = 1 if given else 2
+        model.fit(IDS, IDS, batch_size=size, epochs=3, shuffle=False, verbose=0)
+        results.append(model)
+    for one, other, before in zip(*(x.weights for x in (*results, tied())), strict=True):
+        assert_close(other, to_numpy(one), 1e-6)
+        assert np.any(to_numpy(one) != to_numpy(before)) == one.trainable
+
+
+@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "bfloat16"])
+def test_half_precision_trains(dtype):
+    model = gpt(dtype=dtype)
+    models.enable_quantization(model, "int4", activations=True, cache="int8")
+    losses = trained(model, 6)
+    assert np.isfinite(losses).all() and losses[-1] < 0.8 * losses[0]
 
 
 def test_a_callback_may_begin_it():
