@@ -103,6 +103,31 @@ def test_a_family_that_is_not_here_is_exported_as_it_is(tmp_path):
     assert report.verification.checks[0].relative_error < 1e-5
 
 
+class OwnPreprocessor(hub.BertTextClassifierPreprocessor):
+    pass
+
+
+def test_a_preprocessor_of_the_users_own_is_said(tmp_path):
+    task = classifier()
+    task.preprocessor = OwnPreprocessor(task.preprocessor.tokenizer, sequence_length=LENGTH)
+    (note,) = from_keras_hub(task, verify=False).notes
+    assert note.startswith("OwnPreprocessor is not KerasHub's own: ")
+
+
+def test_presets_that_cannot_be_read(tmp_path):
+    folder = tmp_path / "preset"
+    classifier().save_to_preset(str(folder))
+    weights = folder / "model.weights.h5"
+    weights.write_bytes(weights.read_bytes()[:2000])
+    with pytest.raises(OSError, match="preset: its weights cannot be read: "):
+        export.export_tflite(folder, tmp_path / "x.tflite")
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "module": "my_module"}))
+    with pytest.raises(ValueError, match="module must be one of keras_hub, got 'my_module'"):
+        export.export_tflite(folder, tmp_path / "x.tflite")
+    assert not (tmp_path / "x.tflite").exists()
+
+
 def test_a_preprocessor_that_cannot_be_stored(tmp_path):
     """The weights come all the same; a file needs another tokenizer."""
     task = classifier()
