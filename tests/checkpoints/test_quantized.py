@@ -482,3 +482,35 @@ def test_the_packages_agree(tmp_path):
     np.testing.assert_array_equal(found, wanted.numpy())
     assert all(x.grid.scales is not None for x in quantization_of(model).weights)
     models.disable_quantization(model)
+
+
+@pytest.mark.parametrize("case", ["4-32", "4-32-asymmetric", "4-channel-asymmetric", "8-channel"])
+def test_compressed_tensors_reads_the_same_values(case, tmp_path):
+    """Bit for bit, from the same files."""
+    pytest.importorskip("compressed_tensors")
+    torch = pytest.importorskip("torch")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from safetensors.torch import load_file
+
+    bits, group = int(case[0]), 32 if "32" in case else None
+    symmetric = "asymmetric" not in case
+    tensors = write_compressed(tmp_path, bits, group, symmetric)
+    weights = QuantizationArgs(
+        num_bits=bits, type="int", symmetric=symmetric, group_size=group,
+        strategy="channel" if group is None else "group",
+    )  # fmt: skip
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights)
+    form = "pack-quantized" if bits == 4 else "int-quantized"
+    compressor = BaseCompressor.get_value_from_registry(form)
+    own, theirs = (
+        open_huggingface(tmp_path).named.tensors,
+        load_file(tmp_path / "model.safetensors"),
+    )
+    for name in tensors:
+        parts = {
+            x.removeprefix(f"{name}."): y for x, y in theirs.items() if x.startswith(f"{name}.")
+        }
+        parts["weight_scale"] = parts["weight_scale"].to(torch.float32)
+        values = compressor.decompress(parts, scheme)["weight"].float().numpy()
+        np.testing.assert_array_equal(own.array(f"{name}.weight"), values)
