@@ -162,6 +162,16 @@ class Model(Base):
         allocate_if_missing(self)
         super().compile(*args, **kwargs)
 
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        """`keras.Model.quantize`; refuses a model of `models.enable_quantization`."""
+        state = quantization_of(self)
+        if state is not None:
+            raise ValueError(
+                f"{self.name} is trained with {state.quantization} weights: export it with "
+                "export_tflite, or call models.disable_quantization before Keras's quantize"
+            )
+        super().quantize(*args, **kwargs)
+
     def set_weights(self, weights: Any) -> None:
         """`keras.Model.set_weights`, also of a lazy model."""
         allocate_if_missing(self)

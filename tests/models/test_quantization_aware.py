@@ -460,6 +460,12 @@ def quantized_by_keras():
     models.enable_quantization(model, "int4")
 
 
+def quantize_by_keras_afterwards():
+    model = small(8)
+    models.enable_quantization(model, "int4")
+    model.quantize("int8", filters="head")
+
+
 ERRORS = {
     "a keras.Model": (
         lambda: models.enable_quantization(small(kind=keras.Model), "int4"),
@@ -486,6 +492,14 @@ ERRORS = {
         "small has no weight that int8 would round",
     ),
     "twice": (enable_twice, "small is trained with int4 weights already"),
+    "quantize afterwards": (
+        quantize_by_keras_afterwards,
+        "small is trained with int4 weights: export it with export_tflite, or call",
+    ),
+    "one name": (
+        lambda: models.enable_quantization(small(), "int4", keep_float="head"),
+        "keep_float must be a sequence of layer names, got the string 'head'",
+    ),
     "quantized by Keras": (quantized_by_keras, "small is quantized by Keras"),
     "disable": (lambda: models.disable_quantization(small()), "call enable_quantization first"),
 }
