@@ -47,6 +47,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quantization", default="int4", choices=["int4", "int8"])
     parser.add_argument("--keep-int8", nargs="*", default=[], metavar="LAYER")
+    parser.add_argument("--activations", action="store_true", help="rounded in training, too")
+    parser.add_argument("--cache", default="float32", choices=["float32", "int8"], help="KV caches")
     parser.add_argument("--folder", type=Path, default=Path("artifacts/rounded_training"))
     parser.add_argument("--smoke", action="store_true", help="a short test run")
     arguments = parser.parse_args()
@@ -68,6 +70,7 @@ def main() -> None:
         trained.save(path)
 
     kept = {"keep_int8": arguments.keep_int8} if arguments.keep_int8 else {}
+    caches = {} if arguments.cache == "float32" else {"cache": arguments.cache}
     results: dict[str, Any] = {"task": arguments.task, "seed": arguments.seed}
 
     def show(name: str, value: float) -> None:
@@ -95,17 +98,19 @@ def main() -> None:
     exact = load()
     show("seconds of a step, float32", train_more(exact))
     show("float32", task.score(task.answers(exact)))
-    score_of_file("rounded after training", exact, arguments.quantization, **kept)
+    score_of_file("rounded after training", exact, arguments.quantization, **kept, **caches)
     from keras_tfm.export import calibrate
 
     calibrated = calibrate(exact, task.calibration(), arguments.quantization, **kept)
-    score_of_file("calibrated", calibrated, arguments.quantization, **kept)
+    score_of_file("calibrated", calibrated, arguments.quantization, **kept, **caches)
 
     rounded = load()
-    models.enable_quantization(rounded, arguments.quantization, **kept)
+    models.enable_quantization(
+        rounded, arguments.quantization, activations=arguments.activations, **kept, **caches
+    )
     show("seconds of a step, with rounding", train_more(rounded))
     show("trained with rounding, Keras", task.score(task.answers(rounded)))
-    report = score_of_file("trained with rounding", rounded, arguments.quantization)
+    report = score_of_file("trained with rounding", rounded, arguments.quantization, **caches)
     checks = report.verification.checks
     show("difference, the file's weights", max(x.graph_error for x in checks))
     show("difference, the file as it runs", max(x.relative_error for x in checks))
