@@ -62,8 +62,9 @@ class CompiledSignature:
             del arrays[place]
         for user in self._caches.users:
             if user._cache_places() & others:
-                for name in ("_inputs", "inputs", "_outputs"):
-                    vars(user).pop(name, None)
+                for name, x in vars(CompiledSignature).items():
+                    if isinstance(x, functools.cached_property) and name != "_copied_inputs":
+                        vars(user).pop(name, None)
         if others:
             return_freed_memory()
 
