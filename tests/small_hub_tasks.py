@@ -1,8 +1,10 @@
 """Small tasks of KerasHub with vocabularies of real text: a classifier and three that write."""
 
 import numpy as np
-from keras_hub import models as hub
+import pytest
 from real_lines import byte_pairs, lines, sentence_pieces, word_pieces
+
+hub = pytest.importorskip("keras_hub").models  # a test module that imports this is skipped
 
 SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 24}
 LENGTH = 48
