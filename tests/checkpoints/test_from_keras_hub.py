@@ -206,6 +206,10 @@ NO_POOLER = ("bert-masked", "bert-embedder", "albert-masked", "electra")
 def test_a_model_there_and_back(name):
     """Both ways compare features, outputs and greedy tokens within 1e-5 of the largest value."""
     theirs = add_noise(MODELS[name]())
+    if name == "gpt-neox-causal":  # attention to few positions, so that a wrong one is seen
+        for weight in theirs.weights:
+            if "query_key_value" in weight.path:
+                weight.assign(3.0 * weight)
     before = [np.array(x) for x in theirs.get_weights()]
     found = from_keras_hub(theirs)
     notes = {
