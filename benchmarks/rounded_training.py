@@ -25,6 +25,7 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,7 @@ def main() -> None:
     def load() -> Any:
         keras.utils.set_random_seed(arguments.seed)
         model = keras_tfm.load_model(path, compile=False)
-        task.prepare(model)
-        return model
+        return task.prepare(model)
 
     def train_more(model: Any) -> float:
         """Seconds of a step, without the first, which is compiled."""
@@ -140,11 +140,23 @@ class Timer:
         return float(np.median(self.seconds[1:]))
 
 
-class Task:
+class Task(ABC):
     """What one of the examples trains, exports and scores."""
 
-    def prepare(self, model: Any) -> None:
-        """Changes a loaded model before its second training."""
+    def prepare(self, model: Any) -> Any:
+        """A loaded model, ready for its second training."""
+        return model
+
+    @abstractmethod
+    def export_options(self) -> dict[str, Any]:
+        """The arguments of `export_tflite` for the task."""
+
+    def export(self, model: Any, path: Path, quantization: str, **options: Any) -> Any:
+        """Writes the file; returns the report."""
+        from keras_tfm.export import export_tflite
+
+        given = {**self.export_options(), **options}
+        return export_tflite(model, path, quantization=quantization, overwrite=True, **given)
 
 
 class Dates(Task):
@@ -202,22 +214,15 @@ class Dates(Task):
         sources, targets = self._arrays(0, 512)
         return [{"source": sources, "target": targets}]
 
-    def export(self, model: Any, path: Path, quantization: str, **options: Any) -> Any:
-        from keras_tfm.export import export_tflite
-
-        return export_tflite(
-            model,
-            path,
-            quantization=quantization,
-            source_length=self.data.SOURCE_LENGTH,
-            max_length=self.data.TARGET_LENGTH,
-            start_id=self.data.START,
-            end_id=self.data.END,
-            tokenizer=self.source,
-            detokenizer=self.target,
-            overwrite=True,
-            **options,
-        )
+    def export_options(self) -> dict[str, Any]:
+        return {
+            "source_length": self.data.SOURCE_LENGTH,
+            "max_length": self.data.TARGET_LENGTH,
+            "start_id": self.data.START,
+            "end_id": self.data.END,
+            "tokenizer": self.source,
+            "detokenizer": self.target,
+        }
 
     def answers(self, model: Any) -> list[str]:
         from keras_tfm.generation import Generator
@@ -291,20 +296,13 @@ class Digits(Pictures):
     def calibration(self) -> list:
         return [self.seen[:512]]
 
-    def export(self, model: Any, path: Path, quantization: str, **options: Any) -> Any:
-        from keras_tfm.export import export_tflite
-
-        return export_tflite(
-            model,
-            path,
-            quantization=quantization,
-            images=self.example.processor(),
-            verify_inputs={"pixels": self.test},
+    def export_options(self) -> dict[str, Any]:
+        return {
+            "images": self.example.processor(),
+            "verify_inputs": {"pixels": self.test},
             # The score is the result here, also where rounding changes the outputs much.
-            tolerance=1.0,
-            overwrite=True,
-            **options,
-        )
+            "tolerance": 1.0,
+        }
 
 
 class Emoji(Pictures):
@@ -341,21 +339,14 @@ class Emoji(Pictures):
     def calibration(self) -> list:
         return [self.seen.pixels[::16]]
 
-    def export(self, model: Any, path: Path, quantization: str, **options: Any) -> Any:
-        from keras_tfm.export import export_tflite
-
-        return export_tflite(
-            model,
-            path,
-            quantization=quantization,
-            images=runtime.ImageProcessor(
+    def export_options(self) -> dict[str, Any]:
+        return {
+            "images": runtime.ImageProcessor(
                 (self.data.SIZE, self.data.SIZE), resize="fit", resample="lanczos"
             ),
-            verify_inputs={"pixels": self.seen.pixels[::100]},
-            tolerance=1.0,
-            overwrite=True,
-            **options,
-        )
+            "verify_inputs": {"pixels": self.seen.pixels[::100]},
+            "tolerance": 1.0,
+        }
 
 
 class Subjects(Task):
@@ -404,19 +395,12 @@ class Subjects(Task):
             row[: len(x)] = x.ids
         return [{"tokens": ids}]
 
-    def export(self, model: Any, path: Path, quantization: str, **options: Any) -> Any:
-        from keras_tfm.export import export_tflite
-
-        return export_tflite(
-            model,
-            path,
-            quantization=quantization,
-            source_length=self.example.LENGTHS,
-            tokenizer=self.tokenizer,
-            tolerance=1.0,
-            overwrite=True,
-            **options,
-        )
+    def export_options(self) -> dict[str, Any]:
+        return {
+            "source_length": self.example.LENGTHS,
+            "tokenizer": self.tokenizer,
+            "tolerance": 1.0,
+        }
 
     def answers(self, model: Any) -> list[str]:
         return self.example.predicted(model, self.task, self.task.parts.test, self.tokenizer)
@@ -486,25 +470,21 @@ class Translation(Task):
             {name: rows.to_padded(found, self.example.LONGEST) for name, rows in inputs.items()}
         ]
 
-    def export(self, model: Any, path: Path, quantization: str, **options: Any) -> Any:
-        from keras_tfm.export import export_tflite
+    def export_options(self) -> dict[str, Any]:
         from keras_tfm.generation import Beam
 
-        return export_tflite(
-            model,
-            path,
-            quantization=quantization,
-            source_length=self.example.LENGTHS,
-            max_length=self.example.LONGEST + 1,
-            start_id=self.example.START,
-            end_id=self.example.END,
-            strategy=Beam(self.example.BEAM, self.example.length_penalty, early_stopping="never"),
-            tokenizer=self.corpus.tokenizer,
-            verify_inputs={"source": self.corpus.short_sources(rows=4)},
-            tolerance=1.0,
-            overwrite=True,
-            **options,
-        )
+        return {
+            "source_length": self.example.LENGTHS,
+            "max_length": self.example.LONGEST + 1,
+            "start_id": self.example.START,
+            "end_id": self.example.END,
+            "strategy": Beam(
+                self.example.BEAM, self.example.length_penalty, early_stopping="never"
+            ),
+            "tokenizer": self.corpus.tokenizer,
+            "verify_inputs": {"source": self.corpus.short_sources(rows=4)},
+            "tolerance": 1.0,
+        }
 
     def answers(self, model: Any) -> list[str]:
         sources = [pair.source for pair in self.test]
@@ -548,10 +528,11 @@ class LanguageModel(Task):
 
         return load_huggingface(self.checkpoint, lazy=False)
 
-    def prepare(self, model: Any) -> None:
+    def prepare(self, model: Any) -> Any:
         from keras_tfm.models import enable_lora
 
         enable_lora(model, rank=16)
+        return model
 
     def train_more(self, model: Any, *callbacks: Any) -> None:
         import keras
@@ -581,20 +562,13 @@ class LanguageModel(Task):
     def calibration(self) -> list:
         return np.split(self.calibrated, 20)
 
-    def export(self, model: Any, path: Path, quantization: str, **options: Any) -> Any:
-        from keras_tfm.export import export_tflite
-
-        return export_tflite(
-            model,
-            path,
-            ["predict"],
-            quantization=quantization,
-            source_length=self.CHUNK,
-            verify_inputs={"tokens": self.test[:1]},
-            tolerance=1.0,
-            overwrite=True,
-            **options,
-        )
+    def export_options(self) -> dict[str, Any]:
+        return {
+            "signatures": ["predict"],
+            "source_length": self.CHUNK,
+            "verify_inputs": {"tokens": self.test[:1]},
+            "tolerance": 1.0,
+        }
 
     def answers(self, model: Any) -> Iterator[np.ndarray]:
         """The logits (S, V) of each chunk."""

@@ -68,6 +68,18 @@ class Tensor(NamedTuple):
 class AnyTensors(Mapping[str, Tensor]):
     """Tensors by name, of a folder or of a file in another format."""
 
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
     @abstractmethod
     def array(self, name: str) -> np.ndarray:
         """The values of a tensor, in one of the dtypes of `FLOATS`."""
@@ -92,8 +104,8 @@ class Tensors(AnyTensors):
     """
 
     def __init__(self, folder: Path):
-        self._tensors: dict[str, Tensor] = {}
-        self._stamps: dict[Path, _Stamp] = {}
+        super().__init__()
+        self._stamps: dict[Path, Stamp] = {}
         for file, names in _files(folder).items():
             self._stamps[file], found = _read_header(file)
             if names is not None and set(names) != set(found):
@@ -106,15 +118,6 @@ class Tensors(AnyTensors):
             if twice:
                 raise ValueError(f"{file} has tensors that are also in another file: {twice}")
             self._tensors.update(found)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
     def array(self, name: str) -> np.ndarray:
         """The values of a tensor in the dtype of the file, but float32 for float64.
@@ -143,23 +146,18 @@ class Tensors(AnyTensors):
         try:
             raw = np.fromfile(tensor.file, "uint8", size, offset=tensor.begin)
         except FileNotFoundError:
-            raise _change_error(tensor.file) from None
+            raise change_error(tensor.file) from None
         if len(raw) != size:
-            raise _change_error(tensor.file)
+            raise change_error(tensor.file)
         return raw.view(dtypes[tensor.dtype]).reshape(tensor.shape)
 
     def check_unchanged(self) -> None:
         """Raises a ValueError if a file was changed, replaced or removed since it was opened."""
         for file, stamp in self._stamps.items():
-            try:
-                now = _Stamp.of(file.stat())
-            except FileNotFoundError:
-                raise _change_error(file) from None
-            if now != stamp:
-                raise _change_error(file)
+            stamp.check(file)
 
 
-class _Stamp(NamedTuple):
+class Stamp(NamedTuple):
     """What tells two versions of a file apart."""
 
     device: int
@@ -168,11 +166,22 @@ class _Stamp(NamedTuple):
     modified: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> "_Stamp":
+    def of(cls, status: os.stat_result) -> "Stamp":
+        """The version that the status of an open file, or of a path, shows."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
+    def check(self, file: Path) -> None:
+        """Raises a ValueError if the file was changed, replaced or removed."""
+        try:
+            now = Stamp.of(file.stat())
+        except FileNotFoundError:
+            raise change_error(file) from None
+        if now != self:
+            raise change_error(file)
 
-def _change_error(file: Path) -> ValueError:
+
+def change_error(file: Path) -> ValueError:
+    """The error for a file that was changed while it was read."""
     return ValueError(f"{file} was changed while it was read: load it again")
 
 
@@ -225,11 +234,11 @@ def _tensors_by_file(folder: Path, index: Path) -> dict[Path, list[str] | None]:
     return files
 
 
-def _read_header(file: Path) -> tuple[_Stamp, dict[str, Tensor]]:
+def _read_header(file: Path) -> tuple[Stamp, dict[str, Tensor]]:
     """The version of a file, and its tensors by name."""
     try:
         with file.open("rb") as opened:
-            stamp = _Stamp.of(os.fstat(opened.fileno()))
+            stamp = Stamp.of(os.fstat(opened.fileno()))
             length = int.from_bytes(opened.read(8), "little")
             if not 0 < length <= min(stamp.size - 8, _LONGEST_HEADER):
                 raise ValueError(f"a header of {length} bytes in a file of {stamp.size}")

@@ -266,7 +266,7 @@ class _Memory:
     Attributes:
         runners: the functions of the signatures; None after `close`.
         source: the file, or its bytes, which LiteRT reads; None after `close`.
-        cache_user: function that returns the present user of the KV caches, or None.
+        cache_user: weak reference to the object whose KV caches are in LiteRT's buffers.
     """
 
     def __init__(self, runners: Mapping[str, Runner], source: Path | bytes):

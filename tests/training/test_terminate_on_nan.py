@@ -174,7 +174,7 @@ def test_training_is_the_same_with_it_and_goes_on_without_it():
 @pytest.mark.parametrize(
     ("steps", "row", "step"),
     [
-        # Without the option, each step runs once, at the beginning and the end of an execution.
+        # The fast tests have each row once; all numbers of steps with all rows are slow.
         pytest.param(n, *x, marks=[pytest.mark.slow] * ((i + n) % 3 > 0))
         for i, x in enumerate([(0, 1), (2, 2), (5, 3), (7, 4), (9, 5)])
         for n in (2, 3, 4)

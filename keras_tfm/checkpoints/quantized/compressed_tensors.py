@@ -4,7 +4,7 @@ Their matrices are `weight_packed` (out, in / 8), int32, eight levels in each nu
 int8; `weight_scale` (out, groups); and, if they are asymmetric, `weight_zero_point`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -78,8 +78,8 @@ class CompressedTensors(AnyTensors):
     """
 
     def __init__(self, tensors: Tensors, bits: int):
+        super().__init__()
         self._files, self._bits = tensors, bits
-        self._found: dict[str, Tensor] = {}
         self._quantized: dict[str, str] = {}  # by the matrix, the prefix of its parts
         for name, tensor in tensors.items():
             prefix, dot, part = name.rpartition(".")
@@ -91,7 +91,7 @@ class CompressedTensors(AnyTensors):
             elif part == _PLAIN and tensor.dtype == "I8":
                 shape = self._check(name, None, "I8").shape
             elif part not in _PARTS:
-                self._found[name] = tensor
+                self._tensors[name] = tensor
                 continue
             else:
                 continue
@@ -102,7 +102,7 @@ class CompressedTensors(AnyTensors):
                     f"matrix of shape {shape}"
                 )
             self._quantized[f"{prefix}weight"] = prefix
-            self._found[f"{prefix}weight"] = tensor._replace(dtype="F32", shape=shape)
+            self._tensors[f"{prefix}weight"] = tensor._replace(dtype="F32", shape=shape)
 
     def _shape_of(self, prefix: str) -> tuple[int, int]:
         tensor = self._check(f"{prefix}weight_shape", (2,), "I64")
@@ -124,15 +124,6 @@ class CompressedTensors(AnyTensors):
             )
         return tensor
 
-    def __getitem__(self, name: str) -> Tensor:
-        return self._found[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
     def array(self, name: str) -> np.ndarray:
         """The values of a tensor: float32 of a quantized one."""
         found = self.quantized_tensor(name)
@@ -144,7 +135,7 @@ class CompressedTensors(AnyTensors):
         if prefix is None:
             return None
         scales = self._files.array(f"{prefix}weight_scale").astype("float32")
-        width = self._found[name].shape[1]
+        width = self._tensors[name].shape[1]
         if f"{prefix}{_PACKED}" in self._files:
             words = self._files.integers(f"{prefix}{_PACKED}")
             levels = _unpack(words, self._bits)[:, :width]

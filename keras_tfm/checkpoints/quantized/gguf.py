@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,9 +160,9 @@ class GgufTensors(AnyTensors):
     """
 
     def __init__(self, file: GgufFile, fields: Fields):
+        super().__init__()
         self._file = file
         self._own: dict[str, str] = {}
-        self._tensors: dict[str, Tensor] = {}
         self._heads: dict[str, int] = {}
         for own, found in file.tensors.items():
             name = _name(own)
@@ -184,15 +183,6 @@ class GgufTensors(AnyTensors):
         if type(heads) is not int or heads < 1 or rows % (2 * heads):
             raise ValueError(f"{self._file.path}: {own} has {rows} rows for {heads!r} heads")
         return heads
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
     def array(self, name: str) -> np.ndarray:
         """The values of a tensor in float32."""

@@ -22,6 +22,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from keras_tfm.checkpoints.quantized.grids import QuantizedTensor
+from keras_tfm.checkpoints.tensors import Stamp, change_error
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -105,7 +106,7 @@ FORMATS = {
     14: Format("Q6_K", 256, 210, _decode_q6_k),
     30: Format("BF16", 1, 2, _decode_bfloat16),
 }
-# Those that are only refused by name.
+# Other types, for the error that names them.
 _OTHERS = {
     6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 15: "Q8_K",
     16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
@@ -132,7 +133,7 @@ class GgufFile:
     Attributes:
         fields: dict of the metadata.
         tensors: dict of `GgufTensor` by name.
-        stamp: what tells two versions of the file apart.
+        stamp: `Stamp` of the file when it was opened.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -145,7 +146,7 @@ class GgufFile:
             raise FileNotFoundError(f"no such file: {path}")
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            self.stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            self.stamp = Stamp.of(status)
             reader = _Reader(file, status.st_size)
             try:
                 self.fields, self.tensors = _read(reader)
@@ -157,20 +158,14 @@ class GgufFile:
         tensor = self.tensors[name]
         raw = np.fromfile(self.path, "uint8", tensor.size, offset=tensor.begin)
         if len(raw) != tensor.size:
-            raise ValueError(f"{self.path} was changed while it was read: load it again")
+            raise change_error(self.path)
         rows = math.prod(tensor.shape[:-1])
         found = tensor.format.decode(raw.reshape(rows, -1, tensor.format.size))
         return found if isinstance(found, QuantizedTensor) else found.reshape(tensor.shape)
 
     def check_unchanged(self) -> None:
         """Raises a ValueError if the file was changed, replaced or removed since it was opened."""
-        try:
-            status = self.path.stat()
-            now = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        except FileNotFoundError:
-            now = None
-        if now != self.stamp:
-            raise ValueError(f"{self.path} was changed while it was read: load it again")
+        self.stamp.check(self.path)
 
 
 class _Reader:

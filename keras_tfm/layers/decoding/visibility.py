@@ -79,8 +79,8 @@ class Visible(NamedTuple):
     def repeated_penalty(self, repeats: int) -> Tensor:
         """`penalty` with its rows `repeats` times, (1 | B, 1, repeats 1 | T, S + N).
 
-        The mask is repeated, not the penalty: XNNPACK runs no TILE, which would part what it runs
-        before from what it runs after.
+        The mask is repeated, not the penalty: XNNPACK does not support TILE, so a TILE of the
+        penalty would split the prefill's partition in two.
         """
         seen = ops.cast(ops.expand_dims(self.mask, 1), "float32")
         return self._penalty(ops.tile(seen, (1, 1, repeats, 1)))
