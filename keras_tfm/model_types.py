@@ -150,7 +150,12 @@ MODEL_TYPES = (
         vocabularies={"": 256000, "gemma3": 262144}, tokenizer="GemmaTokenizer",
     ),
     ModelType(
-        "olmo2", "OLMo 2", "decoders.olmo2:OLMO2", "olmo2", "decoder", vocabularies={"": 100352},
+        "olmo3", "OLMo 3", "decoders.olmo2:OLMO3", "olmo2", "decoder",
+        arguments={"windows": [4096, None]}, tokenizer="GPT2Tokenizer",
+    ),
+    ModelType(
+        "olmo2", "OLMo 2", "decoders.olmo2:OLMO2", "olmo2", "decoder",
+        vocabularies={"": 100352, "olmo3": 100278},
         tokenizer="GPT2Tokenizer",
     ),
     ModelType(
@@ -159,11 +164,19 @@ MODEL_TYPES = (
     ),
     ModelType(
         "phi3", "Phi-3, Phi-4-mini", "decoders.phi3:PHI3", "phi3", "decoder",
-        vocabularies={"": 32064}, tokenizer="LlamaTokenizer",
+        vocabularies={"": 32064, "4-mini": 200064}, tokenizer="LlamaTokenizer",
     ),
     ModelType(
         "smollm3", "SmolLM3", "decoders.smollm3:SMOLLM3", "smollm3", "decoder",
         vocabularies={"": 128256},
+    ),
+    ModelType(
+        "cohere2", "Cohere 2 (Command R7B)", "decoders.cohere:COHERE2", "cohere", "decoder",
+        arguments={"windows": [4096, None], "global_rotary": False}, tokenizer="CohereTokenizer",
+    ),
+    ModelType(
+        "cohere", "Cohere (Command R)", "decoders.cohere:COHERE", "cohere", "decoder",
+        vocabularies={"": 256000}, tokenizer="CohereTokenizer",
     ),
     ModelType(
         "t5", "T5 1.0 and 1.1", "encoder_decoders.t5:T5", "t5", "encoder-decoder",

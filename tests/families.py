@@ -43,6 +43,8 @@ def own_options():
             "embedding_multiplier": 3.0, "attention_multiplier": 0.7, "residual_multiplier": 0.6,
             "logits_scaling": 2.5,
         },
+        "cohere2": {"windows": [4, None]},
+        "olmo3": {"windows": [4, None], "local_rope_theta": 50.0},
         "smollm3": {"rotary": [True, False], "windows": [None, 4]},
         "t5": {"gated": True, "num_buckets": 8},
         "marian": {"pad_id": 0},

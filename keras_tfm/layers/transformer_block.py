@@ -28,6 +28,7 @@ Part: TypeAlias = bool | keras.Layer | Config
 Residuals: TypeAlias = Residual | Mapping[str, Residual | Config] | Config
 
 SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
+ONE_RESIDUAL = "one_residual"
 
 
 class TransformerBlock(RematerializedLayer):
@@ -57,7 +58,8 @@ class TransformerBlock(RematerializedLayer):
             name: "self_attention", "cross_attention" and "feed_forward".
         parallel: bool, whether the feed-forward network reads the input of the block, as the
             self-attention does, and both outputs are added to it (arXiv:2204.06745, section 2.1).
-            Default: it reads the output of the attention.
+            Default: it reads the output of the attention. "one_residual": both are in one residual
+            connection, and so behind one norm, as in GPT-J, Falcon and Cohere.
 
     Raises:
         TypeError: a part of the wrong type.
@@ -80,7 +82,7 @@ class TransformerBlock(RematerializedLayer):
         cross_attention: Part = False,
         feed_forward: Part | None = None,
         residual: Residuals | None = None,
-        parallel: bool = False,
+        parallel: bool | str = False,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -111,7 +113,11 @@ class TransformerBlock(RematerializedLayer):
         self._given = frozenset(
             name for name, part in parts.items() if isinstance(part, keras.layers.Layer)
         )
-        templates = self._templates(residual, [x for x in SUBLAYERS if parts[x] is not False])
+        self._has_one_residual = parallel == ONE_RESIDUAL
+        connected = [x for x in SUBLAYERS if parts[x] is not False]
+        if self._has_one_residual:
+            connected = ["self_attention"]
+        templates = self._templates(residual, connected)
         # None, one configuration, or one for each sublayer.
         self._residual = keras.tree.map_structure(serialize_part, templates)
         heads, width = cast(int, num_heads), cast(int, intermediate_dim)  # None only if not used
@@ -145,11 +151,16 @@ class TransformerBlock(RematerializedLayer):
             ),
         )
         self.cross_attention_residual = self._residual_of("cross_attention", templates)
+        if parallel not in (False, True, ONE_RESIDUAL):
+            raise ValueError(
+                f"{self.name}: parallel must be True, False or {ONE_RESIDUAL!r}, got {parallel!r}"
+            )
         if parallel and (
             None in (self.self_attention, self.feed_forward) or self.cross_attention is not None
         ):
             raise ValueError(
-                f"{self.name}: parallel=True is for self-attention and a feed-forward network"
+                f"{self.name}: parallel={parallel!r} is for self-attention and a feed-forward "
+                "network"
             )
         if self.self_attention is not None and self.self_attention.causal != causal:
             raise ValueError(
@@ -216,7 +227,9 @@ class TransformerBlock(RematerializedLayer):
 
     def _residual_of(self, sublayer: str, templates: Any) -> Any:
         """The residual connection of a sublayer, or None if the block has no such sublayer."""
-        if getattr(self, sublayer) is None:
+        if getattr(self, sublayer) is None or (
+            self._has_one_residual and sublayer != "self_attention"
+        ):
             return None
         name = f"{sublayer}_residual"
         template = templates[sublayer] if isinstance(templates, dict) else templates
@@ -269,14 +282,18 @@ class TransformerBlock(RematerializedLayer):
         training: bool | None,
         **arguments: Tensor | None,
     ) -> Tensor:
-        """Self-attention, if any, in its residual connection: (..., T, D) -> (..., T, D)."""
+        """Self-attention, if any, in its residual connection: (..., T, D) -> (..., T, D).
+
+        If both sublayers have one residual connection, with the feed-forward network.
+        """
         if self.self_attention is None:
             return x
 
         def attend(y: Tensor) -> Tensor:
             moved = None if position_encoding is None else y + position_encoding
             given = _present({"mask": mask, "query": moved, "key": moved, **arguments})
-            return self.self_attention(y, training=training, **given)
+            attended = self.self_attention(y, training=training, **given)
+            return attended + self.feed_forward(y) if self._has_one_residual else attended
 
         return self.self_attention_residual(x, sublayer=attend, training=training)
 
@@ -288,7 +305,7 @@ class TransformerBlock(RematerializedLayer):
             attended: what its attention returned.
             training: as in `call`.
         """
-        if self.feed_forward is None:
+        if self.feed_forward is None or self._has_one_residual:
             return attended
         given: Arguments = {"sublayer": self.feed_forward, "training": training}
         if self.parallel:

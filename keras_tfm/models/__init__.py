@@ -1,5 +1,6 @@
 """Models: one functional builder per family, task heads, and the `Model` class."""
 
+from keras_tfm.models.decoders.cohere import cohere
 from keras_tfm.models.decoders.gemma import gemma
 from keras_tfm.models.decoders.gpt import gpt
 from keras_tfm.models.decoders.gpt_neox import gpt_neox
@@ -68,6 +69,7 @@ __all__ = [
     "clip_image",
     "clip_text",
     "clip_towers",
+    "cohere",
     "dalle",
     "deberta",
     "describe",

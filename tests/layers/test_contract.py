@@ -419,6 +419,18 @@ CASES = {
         (X,),
         {"mask": MASK},
     ),
+    "TransformerDecoderBlock, parallel in one residual connection": Case(
+        TransformerDecoderBlock,
+        {
+            "intermediate_dim": F,
+            "num_heads": 3,
+            "cross_attention": False,
+            "normalize_first": True,
+            "parallel": "one_residual",
+        },
+        (X,),
+        {"mask": MASK},
+    ),
 }
 
 LEARNING = {

@@ -157,7 +157,7 @@ def _fields(model: models.Model, architecture: str, version: int) -> Fields:
     }
     if version == 3:
         check_saved(model, kind, attention_logit_soft_cap=None)
-        fields |= rope_fields_by_layer_type(model, window is not None)
+        fields |= rope_fields_by_layer_type(model, window is not None, kind)
     return fields
 
 

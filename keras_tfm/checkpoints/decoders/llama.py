@@ -136,7 +136,7 @@ def shared_fields(model: models.Model, architecture: str) -> Fields:
         "intermediate_size": given["intermediate_dim"],
         "num_key_value_heads": given["num_key_value_heads"] or heads,
         "head_dim": given.get("head_dim") or given["dim"] // heads,
-        "rms_norm_eps": given["rms_norm_epsilon"],
+        "rms_norm_eps": given.get("rms_norm_epsilon"),
         "attention_bias": given.get("attention_bias") is True,
         "attention_dropout": given["attention_dropout"],
         "tie_word_embeddings": given["tie_output"],

@@ -120,13 +120,14 @@ def _read_rope(
 def read_rope_by_layer_type(
     config: Config,
     whole: tuple[str, float] = ("rope_theta", _GLOBAL_BASE),
-    local: tuple[str, float] = ("rope_local_base_freq", _LOCAL_BASE),
+    local: tuple[str | None, float] = ("rope_local_base_freq", _LOCAL_BASE),
 ) -> Arguments:
     """The builder's arguments for rotary positions of blocks without and with a window.
 
     Args:
         config: the configuration.
-        whole, local: the fields that earlier versions have for both bases, and their defaults.
+        whole, local: the fields that earlier versions have for both bases, if any, and their
+            defaults.
     """
     config.only(**_NEUTRAL)
     by_type = config.fields.get("rope_parameters")
@@ -136,7 +137,7 @@ def read_rope_by_layer_type(
     older = _dictionary(config, "rope_scaling", config.fields.get("rope_scaling") or {})
     found = []
     for kind, (field, default), rest in ((FULL, whole, older), (SLIDING, local, {})):
-        theta = config.fields.get(field)
+        theta = None if field is None else config.fields.get(field)
         rope = _dictionary(config, "rope_parameters", by_type.get(kind) or {})
         rope = {"rope_theta": default if theta is None else theta, **rope, **rest}
         if rope.get("truncate", True) is not True:  # transformers does not read it here
@@ -260,15 +261,21 @@ def partial_rope_fields(model: models.Model, rotary_dim: int | None = None) -> F
     }
 
 
-def rope_fields_by_layer_type(model: models.Model, has_windows: bool) -> Fields:
-    """The fields of rotary positions of blocks without and with a window, for every version."""
+def rope_fields_by_layer_type(model: models.Model, has_windows: bool, kind: str) -> Fields:
+    """The fields of rotary positions of blocks without and with a window, for every version.
+
+    Args:
+        model: the model.
+        has_windows: bool, whether a block has a window.
+        kind: str, the family, for errors.
+    """
     given = model.arguments
     whole = _rope(model, given["rope_theta"], given["rope_scaling"])
     theta = given["local_rope_theta"]
     local = whole if theta is None else _rope(model, theta, None)
     if "truncate" in whole:
         raise ValueError(
-            f"{model.name}: rope_scaling must truncate its ramp to be saved as Gemma 3, got "
+            f"{model.name}: rope_scaling must truncate its ramp to be saved as {kind}, got "
             f"{given['rope_scaling']}"
         )
     if has_windows and local["rope_type"] != "default":

@@ -19,7 +19,7 @@ from keras_tfm.layers.positions.disentangled_position_embedding import (
 from keras_tfm.layers.positions.relative_position_bias import RelativePositionBias
 from keras_tfm.layers.positions.rotary_embedding import RotaryEmbedding
 from keras_tfm.layers.residual import Residual
-from keras_tfm.layers.transformer_block import TransformerBlock
+from keras_tfm.layers.transformer_block import ONE_RESIDUAL, TransformerBlock
 
 # The exponents (a, b) that are tried. (a, 1 - a) is SmoothQuant's, (a, 0) AWQ's.
 _EXPONENTS = [(0.0, 0.0)] + [(a / 20, 0.0) for a in range(4, 17)]
@@ -117,9 +117,12 @@ def smooth_block(
     )
     # Other position parts project with the layer's kernels, or add to its values.
     separate = ALiBi | RelativePositionBias | RotaryEmbedding | None
+    is_shared = block.parallel == ONE_RESIDUAL  # one norm for both sublayers
     if isinstance(attention, MultiHeadSelfAttention):
         names = ("query_key_value", "query", "key", "value", "gate_projection")
         inputs = [getattr(attention, name) for name in names if hasattr(attention, name)]
+        if is_shared:
+            inputs.append(feed_forward.inner)
         if isinstance(attention.position, separate):
             _with_norm(block.self_attention_residual, inputs, scale)
     if isinstance(attention, MultiHeadSelfAttention) and isinstance(
@@ -131,7 +134,8 @@ def smooth_block(
         _with_norm(block.cross_attention_residual, [cross.query], scale)
         _with_values(cross, cross.value, scale)
     if isinstance(feed_forward, FeedForward):
-        _with_norm(block.feed_forward_residual, [feed_forward.inner], scale)
+        if not is_shared:
+            _with_norm(block.feed_forward_residual, [feed_forward.inner], scale)
         if feed_forward.gated:
             linear = slice(feed_forward.intermediate_dim, None)
             scale([feed_forward.outer], lambda s: _divide(feed_forward.inner, linear, s))

@@ -1,18 +1,29 @@
-"""OLMo 2 (arXiv:2501.00656)."""
+"""OLMo 2 (arXiv:2501.00656) and OLMo 3 (arXiv:2512.13961)."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from keras_tfm.arguments import check_positive
 from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
-# From the models' configurations on the Hugging Face hub. olmo2(100352, **SIZES["1b"]).
+
+def _olmo3(num_layers: int, **more: Any) -> Arguments:
+    windows = [None if i % 4 == 3 else 4096 for i in range(num_layers)]
+    return {"num_layers": num_layers, "windows": windows, "max_length": 65536, **more}
+
+
+# From the models' configurations on the Hugging Face hub. olmo2(100352, **SIZES["1b"]). OLMo 3's
+# blocks without a window have YaRNScaling(8.0, 8192) besides, and local_rope_theta=500000.
 SIZES: dict[str, Arguments] = {
     "1b": {"dim": 2048, "num_layers": 16, "num_heads": 16, "intermediate_dim": 8192},
     "7b": {"dim": 4096, "num_layers": 32, "num_heads": 32, "intermediate_dim": 11008},
     "13b": {"dim": 5120, "num_layers": 40, "num_heads": 40, "intermediate_dim": 13824},
+    "olmo3-7b": _olmo3(32, dim=4096, num_heads=32, intermediate_dim=11008),
+    "olmo3-32b": _olmo3(64, dim=5120, num_heads=40, num_key_value_heads=8, intermediate_dim=27648),
 }
 
 
@@ -28,6 +39,8 @@ def olmo2(
     rms_norm_epsilon: float = 1e-6,
     rope_theta: float = 500000.0,
     rope_scaling: Any = None,
+    local_rope_theta: float | None = None,
+    windows: int | Sequence[int | None] | None = None,
     attention_bias: bool = False,
     attention_dropout: float = 0.0,
     tie_output: bool = False,
@@ -36,13 +49,15 @@ def olmo2(
     name: str = "olmo2",
     dtype: DType = None,
 ) -> Model:
-    """OLMo 2, a decoder-only language model: from token ids to logits of the next token.
+    """OLMo 2 and 3, a decoder-only language model: from token ids to logits of the next token.
 
     Llama's blocks with the norms elsewhere: on the outputs of the sublayers, x + norm(f(x)), and on
-    the queries and keys of all heads together.
+    the queries and keys of all heads together. OLMo 3 has windows in three of four blocks.
 
     Args:
         num_heads: int, number of attention heads (H). Must divide D.
+        local_rope_theta: float, `rope_theta` of the blocks with a window, which are not scaled
+            (OLMo 3). Default: `rope_theta` and `rope_scaling` apply to all blocks.
         attention_bias: bool, whether the attention's projections add a bias.
 
     Returns:
@@ -59,16 +74,20 @@ def olmo2(
     >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
     (1, 6)
     """
+    check_positive("local_rope_theta", local_rope_theta, optional=True)
     parts = RotaryDecoder(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
         intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
         activation=activation, rms_norm_epsilon=rms_norm_epsilon, attention_bias=attention_bias,
-        attention_dropout=attention_dropout, tie_output=tie_output, pad_id=pad_id, name=name,
-        dtype=dtype,
+        windows=windows, attention_dropout=attention_dropout, tie_output=tie_output, pad_id=pad_id,
+        name=name, dtype=dtype,
     )  # fmt: skip
 
     def block(i: int, window: int | None) -> TransformerDecoderBlock:
-        position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
+        theta, scaling = rope_theta, rope_scaling
+        if window is not None and local_rope_theta is not None:
+            theta, scaling = local_rope_theta, None
+        position = RotaryEmbedding(theta, scaling=scaling, dtype=dtype)
         residual = Residual(output_norm=parts.norm("norm"), dtype=dtype)
         norms = parts.head_norms(axis=(-2, -1))
         return parts.block(f"decoder_{i}", window, position, residual, **norms)

@@ -9,11 +9,16 @@ from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # Phi-3-mini with 4096 positions: section 2 of arXiv:2404.14219, and the defaults of `Phi3Config`.
-# phi3(32064, **SIZES["mini-4k"]).
+# Phi-4-mini: section 2 of arXiv:2503.01743, and its configuration on the Hugging Face hub, which
+# has the factors of LongRoPE besides. phi3(32064, **SIZES["mini-4k"]).
 SIZES: dict[str, Arguments] = {
     "mini-4k": {
         "dim": 3072, "num_layers": 32, "num_heads": 32, "intermediate_dim": 8192,
         "max_length": 4096,
+    },
+    "4-mini": {
+        "dim": 3072, "num_layers": 32, "num_heads": 24, "num_key_value_heads": 8,
+        "intermediate_dim": 8192, "rotary_dim": 96, "tie_output": True, "max_length": 131072,
     },
 }  # fmt: skip
 
