@@ -94,8 +94,8 @@ MODEL_TYPES = (
         "encoder", padding=_PAD_0, vocabularies={"": 128100},
     ),
     ModelType(
-        "modernbert", "ModernBERT", "encoders.modernbert:MODERNBERT", "modernbert", "encoder",
-        padding="`pad_token_id`, usually 50283", vocabularies={"": 50368},
+        "modernbert", "ModernBERT, Ettin", "encoders.modernbert:MODERNBERT", "modernbert",
+        "encoder", padding="`pad_token_id`, usually 50283", vocabularies={"": 50368},
     ),
     ModelType(
         "openai-gpt", "GPT", "decoders.gpt:GPT1", "gpt", "decoder",
@@ -118,7 +118,7 @@ MODEL_TYPES = (
         vocabularies={"": 50257, "gpt1": 40478}, tokenizer="GPT2Tokenizer",
     ),
     ModelType(
-        "qwen3", "Qwen3", "decoders.llama:QWEN3", "llama", "decoder",
+        "qwen3", "Qwen3, Qwen3-Embedding", "decoders.llama:QWEN3", "llama", "decoder",
         arguments={"query_key_norm": True}, tokenizer="Qwen2Tokenizer",
     ),
     ModelType(
@@ -138,8 +138,9 @@ MODEL_TYPES = (
         tokenizer="LlamaTokenizer",
     ),
     ModelType(
-        "gemma3_text", "Gemma 3 (text)", "decoders.gemma:GEMMA3", "gemma", "decoder",
-        arguments={"post_norm": True, "query_key_norm": True}, tokenizer="GemmaTokenizer",
+        "gemma3_text", "Gemma 3 (text), EmbeddingGemma", "decoders.gemma:GEMMA3", "gemma",
+        "decoder", arguments={"post_norm": True, "query_key_norm": True},
+        tokenizer="GemmaTokenizer",
     ),
     ModelType(
         "gemma2", "Gemma 2", "decoders.gemma:GEMMA2", "gemma", "decoder",
@@ -147,7 +148,8 @@ MODEL_TYPES = (
     ),
     ModelType(
         "gemma", "Gemma", "decoders.gemma:GEMMA", "gemma", "decoder",
-        vocabularies={"": 256000, "gemma3": 262144}, tokenizer="GemmaTokenizer",
+        vocabularies={"": 256000, "gemma3": 262144, "embeddinggemma": 262144},
+        tokenizer="GemmaTokenizer",
     ),
     ModelType(
         "olmo3", "OLMo 3", "decoders.olmo2:OLMO3", "olmo2", "decoder",

@@ -39,6 +39,7 @@ def own_options():
         "mistral": {"windows": 4},
         "gemma2": {**gemma2, "attention_logit_soft_cap": 2.0},
         "gemma3_text": {**gemma2, "local_rope_theta": 50.0},
+        "gemma3_text, bidirectional": {"causal": False, "pad_id": 0},
         "granite": {
             "embedding_multiplier": 3.0, "attention_multiplier": 0.7, "residual_multiplier": 0.6,
             "logits_scaling": 2.5,

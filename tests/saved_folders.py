@@ -40,9 +40,11 @@ OPTIONS = {
     },
     "gpt2, scaled by layer": {"scale_scores_by_layer": True, "tie_output": False},
     "qwen2, windows": {"windows": [None, 4]},
+    "qwen2, bidirectional, version 5": {"causal": False, "pad_id": 0, "windows": [None, 4]},
     "qwen3, tied": {"tie_output": True},
     "llama, biases": {"attention_bias": True, "feed_forward_bias": True},
     "gemma3_text, no windows": {"windows": None},
+    "gemma3_text, bidirectional": {"causal": False, "pad_id": 0, "windows": [4, None]},
     "llama, longrope": {
         "rope_scaling": layers.LongRoPEScaling(4.0, 16, [1.0, 1.1, 1.4, 2.0], [8.0] * 4),
     },

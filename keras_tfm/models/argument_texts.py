@@ -30,6 +30,10 @@ TEXTS = {
         'any of "query", "key", "value" and "output".'
     ),
     "attention_dropout": "float, dropout rate of the attention weights. Default: `dropout`.",
+    "causal": (
+        "bool, whether a token sees only itself and earlier tokens. False: later ones too, for "
+        "embeddings and classifiers; such a model needs a `pad_id` and cannot generate."
+    ),
     "code_dim": "int, width of the codes' vectors.",
     "dim": "int, width of the model (D).",
     "dropout": "float, dropout rate after each sublayer and after the embeddings.",
@@ -75,8 +79,8 @@ TEXTS = {
     "tie_output": "bool, whether the output layer shares the table of the token embedding.",
     "vocabulary_size": "int, number of token ids (V).",
     "windows": (
-        "int, attend to that many last positions only; or a list with an int or None for "
-        "each block. Default: no windows."
+        "int, attend only to positions less than that far away; or a list with an int or None "
+        "for each block. Default: no windows."
     ),
 }
 # Of models with rotary positions and gated networks.

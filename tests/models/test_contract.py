@@ -55,6 +55,7 @@ WITH_HEADS = {
     "electra": ["replaced_token_detection"],
     "gpt2": ["backbone", "sequence_classifier"],
     "gemma3_text": ["sequence_classifier"],
+    "gemma3_text, bidirectional": ["sentence_embedding"],
     "imagegpt": ["sequence_classifier"],
     "t5": ["encoder"],
     "whisper": ["encoder"],
@@ -138,6 +139,7 @@ DECODING = [x for x in TYPES if TYPES[x].kind in GENERATING] + ["transformer", "
 # What transformers has no model for.
 OURS_ALONE = {case for case, (name, _) in CASES.items() if name.partition(",")[0] not in TYPES} | {
     "bert, sentence_embedding",
+    "gemma3_text, bidirectional, sentence_embedding",
     "whisper, encoder",
 }
 

@@ -8,6 +8,7 @@ from keras_tfm.checkpoints.config import Config, Fields
 from keras_tfm.checkpoints.encoders.bert import label_fields, saved_pad_id
 from keras_tfm.checkpoints.family import Architecture
 from keras_tfm.checkpoints.names import Named
+from keras_tfm.layers.embeddings.token_mask import NO_TOKEN
 from keras_tfm.models.decoders.causal_decoder import each_window
 
 # The window of every block, or one for each; None: no window.
@@ -47,12 +48,18 @@ def is_tied(
     return config.flag("tie_word_embeddings", default) and not untied
 
 
-def read_pad_id(config: Config, named: Named, default: int | None = None) -> int | None:
-    """The padding id of a classifier; None for other heads, which `transformers` does not mask."""
-    if not named.begins("score."):
+def read_pad_id(
+    config: Config, named: Named, default: int | None = None, causal: bool = True
+) -> int | None:
+    """The padding id of a classifier or of a model without causality, which always has one.
+
+    None for other heads, which `transformers` does not mask.
+    """
+    if causal and not named.begins("score."):
         return None
     value = config.integer("pad_token_id", None, minimum=0)
-    return default if "pad_token_id" not in config.fields else value
+    value = default if "pad_token_id" not in config.fields else value
+    return NO_TOKEN if value is None and not causal else value
 
 
 def classifier_fields(model: models.Model, architecture: str) -> Fields:

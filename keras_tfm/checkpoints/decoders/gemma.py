@@ -52,14 +52,17 @@ _ACTIVATIONS1 = {**ACTIVATIONS, "gelu": gelu_tanh}
 
 
 def _arguments(config: Config, named: Named, version: int) -> Arguments:
-    config.only(use_bidirectional_attention=False)
+    causal = version < 3 or not config.flag("use_bidirectional_attention", False)
+    if version < 3:
+        config.only(use_bidirectional_attention=False)
     defaults = {1: _DEFAULTS1, 2: _DEFAULTS, 3: _DEFAULTS3}[version]
     arguments = {
         **shared_arguments(config, named, defaults),
         "activation": _activation(config, version),
         "post_norm": version > 1,
         "query_key_norm": version == 3,
-        "pad_id": read_pad_id(config, named, _PAD_ID),
+        "causal": causal,
+        "pad_id": read_pad_id(config, named, _PAD_ID, causal),
     }
     if version == 1:
         return {**arguments, **read_rope(config)}
@@ -70,7 +73,7 @@ def _arguments(config: Config, named: Named, version: int) -> Arguments:
         "query_pre_attention_scalar": config.number("query_pre_attn_scalar", 256),
         "attention_logit_soft_cap": _cap(config, "attn_logit_softcapping", caps[0]),
         "final_logit_soft_cap": _cap(config, "final_logit_softcapping", caps[1]),
-        "windows": _windows(config, arguments["num_layers"], version),
+        "windows": _windows(config, arguments["num_layers"], version, causal),
     }
     return {**arguments, **(read_rope if version == 2 else read_rope_by_layer_type)(config)}
 
@@ -96,15 +99,20 @@ def _cap(config: Config, name: str, default: float | None) -> float | None:
     return config.number(name, None) if name in config.fields else default
 
 
-def _windows(config: Config, num_layers: int, version: int) -> Windows:
-    """The window of each block, from `layer_types` or `sliding_window_pattern`."""
+def _windows(config: Config, num_layers: int, version: int, causal: bool) -> Windows:
+    """The window of each block, from `layer_types` or `sliding_window_pattern`.
+
+    Without causality the field is the number of tokens before and after, half on each side.
+    """
     kinds = config.fields.get("layer_types")
     if kinds is None:
         pattern = 2 if version == 2 else config.integer("sliding_window_pattern", 6)
         kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
-    window = config.integer("sliding_window", None)
+    window = config.integer("sliding_window", None, minimum=1 if causal else 0)
     if "sliding_window" not in config.fields:
         window = _WINDOW
+    if window is not None and not causal:
+        window = window // 2 + 1
     if window is None and SLIDING in kinds:
         config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
     return read_windows(config, kinds, window)
@@ -122,7 +130,7 @@ def _fields(model: models.Model, architecture: str, version: int) -> Fields:
     kind = "Gemma" if version == 1 else f"Gemma {version}"
     check_saved(model, kind, attention_bias=(False, True), post_norm=version > 1)
     if version < 3:
-        check_saved(model, kind, local_rope_theta=None)
+        check_saved(model, kind, local_rope_theta=None, causal=True)
         fields |= rope_fields(model)
     if version == 1:
         if name == "gelu":
@@ -147,12 +155,15 @@ def _fields(model: models.Model, architecture: str, version: int) -> Fields:
             f"got {scalar}"
         )
     window, each = window_of(model)
+    if not given["causal"]:
+        fields["use_bidirectional_attention"] = True
+        window = None if window is None else 2 * (window - 1)
     fields |= {
         "query_pre_attn_scalar": int(scalar),
         "attn_logit_softcapping": given["attention_logit_soft_cap"],
         "final_logit_softcapping": given["final_logit_soft_cap"],
         # transformers requires a window even if no block has one.
-        "sliding_window": window or _WINDOW,
+        "sliding_window": _WINDOW if window is None else window,
         "layer_types": [FULL if x is None else SLIDING for x in each],
     }
     if version == 3:

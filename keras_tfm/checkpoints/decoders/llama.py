@@ -1,5 +1,6 @@
 """Checkpoints of Llama, Mistral, Qwen2 and Qwen3: tensor names, configuration and heads."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -22,6 +23,7 @@ from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, rms_norm
+from keras_tfm.layers.embeddings.token_mask import NO_TOKEN
 
 _QKV = ["query", "key", "value"]
 # Values of fields that are missing in `config.json`.
@@ -91,14 +93,17 @@ def table(model: models.Model, offset: float = 0.0, post_norm: bool = False) -> 
     )
 
 
-def shared_arguments(config: Config, named: Named, defaults: Arguments) -> Arguments:
+def shared_arguments(
+    config: Config, named: Named, defaults: Arguments, is_causal: bool = True
+) -> Arguments:
     """The builder's arguments that Llama and Gemma have in common.
 
     Args:
         config, named: the configuration and the tensors' names.
         defaults: values of fields that are missing in `config.json`.
+        is_causal: bool, the supported value of the field.
     """
-    config.only(is_causal=True)
+    config.only(is_causal=is_causal)
     heads = config.integer("num_attention_heads", defaults["num_attention_heads"])
     groups = defaults["num_key_value_heads"] or heads
     if "num_key_value_heads" in config.fields:  # null: as many
@@ -128,7 +133,11 @@ def shared_fields(model: models.Model, architecture: str) -> Fields:
     """The fields of `config.json` that Llama and Gemma have in common."""
     given = model.arguments
     heads = given["num_heads"]
+    padding: Fields = {}
+    if not given.get("causal", True):
+        padding["pad_token_id"] = None if given["pad_id"] == NO_TOKEN else given["pad_id"]
     return {
+        **padding,
         "vocab_size": given["vocabulary_size"],
         "hidden_size": given["dim"],
         "num_hidden_layers": given["num_layers"],
@@ -145,13 +154,18 @@ def shared_fields(model: models.Model, architecture: str) -> Fields:
     }
 
 
-def _windows(config: Config, num_layers: int) -> Windows:
-    """The window of each block: one for all of Mistral's, by `layer_types` those of Qwen."""
+def _windows(config: Config, num_layers: int, causal: bool) -> Windows:
+    """The window of each block: one for all of Mistral's, by `layer_types` those of Qwen.
+
+    Without causality, transformers counts the tokens on each side, without the token itself.
+    """
     model_type = config.text("model_type", None)
     if model_type == "llama":
         return None  # whatever the fields of the others say
     missing = "sliding_window" not in config.fields  # null is no window
     window = _WINDOW if missing else config.integer("sliding_window", None)
+    if window is not None and not causal:
+        window += 1
     if model_type == "mistral":
         return window
     if window is None or not config.flag("use_sliding_window", False):
@@ -165,16 +179,18 @@ def _windows(config: Config, num_layers: int) -> Windows:
 
 def _arguments(config: Config, named: Named, bias: bool | Sequence[str] | None) -> Arguments:
     model_type = config.fields["model_type"]
-    arguments = shared_arguments(config, named, _DEFAULTS[model_type])
+    causal = config.flag("is_causal", True)
+    arguments = shared_arguments(config, named, _DEFAULTS[model_type], is_causal=causal)
     return {
         **arguments,
+        "causal": causal,
         "activation": config.activation("hidden_act", "silu"),
         **read_rope(config),
-        "windows": _windows(config, arguments["num_layers"]),
+        "windows": _windows(config, arguments["num_layers"], causal),
         "attention_bias": arguments["attention_bias"] if bias is None else bias,
         "feed_forward_bias": model_type == "llama" and config.flag("mlp_bias", False),
         "query_key_norm": model_type == "qwen3",
-        "pad_id": read_pad_id(config, named),
+        "pad_id": read_pad_id(config, named, causal=causal),
     }
 
 
@@ -189,6 +205,18 @@ def _fields(model: models.Model, architecture: str, model_type: str) -> Fields:
         raise ValueError(
             f"{model.name}: all windows must be equal to be saved as mistral, got {each}"
         )
+    if not given["causal"]:
+        warnings.warn(
+            f"{model.name}: transformers before version 5 does not read is_causal, so it will read "
+            "a causal model",
+            stacklevel=2,
+        )
+        if window == 1:
+            raise ValueError(
+                f"{model.name}: windows must be larger than 1 to be saved without causality, since "
+                f"transformers has no window of the token itself, got {each}"
+            )
+        window = None if window is None else window - 1
     fields = {
         **shared_fields(model, architecture),
         "hidden_act": activation_name(given["activation"]),
@@ -196,6 +224,8 @@ def _fields(model: models.Model, architecture: str, model_type: str) -> Fields:
         "sliding_window": window,
         "mlp_bias": given["feed_forward_bias"],
     }
+    if not given["causal"]:
+        fields["is_causal"] = False
     if (window is not None and None in each) or _is_qwen(model):
         fields["layer_types"] = [FULL if x is None else SLIDING for x in each]
         fields["use_sliding_window"] = window is not None

@@ -1,4 +1,4 @@
-"""The decoder-only model that GPT, Llama and Gemma share: embedding, causal blocks, logits."""
+"""The decoder-only model that GPT, Llama and Gemma share: embedding, blocks, logits."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -119,6 +119,14 @@ class RotaryDecoder(CausalDecoder):
     attention_dropout: float
     head_dim: int | None = None
     feed_forward_bias: bool = False
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.causal and self.pad_id is None:
+            raise ValueError(
+                "pad_id is required with causal=False, since tokens would attend to padding after "
+                "them: -1 if it is no id of the vocabulary, got None"
+            )
 
     def norm(self, name: str, **options: Any) -> RMSNormalization:
         """An RMS normalisation."""
@@ -142,14 +150,14 @@ class RotaryDecoder(CausalDecoder):
 
         Args:
             name: str, name of the block.
-            window: int, attend to that many last positions only. None: no window.
+            window: int, attend only to positions less than that far away. None: no window.
             position: the rotary positions. None: no positions.
             residual: the residual connection of each sublayer.
             attention: further arguments of `MultiHeadSelfAttention`.
         """
         self_attention = MultiHeadSelfAttention(
             self.num_heads,
-            causal=True,
+            causal=self.causal,
             window=window,
             head_dim=self.head_dim,
             num_key_value_heads=self.num_key_value_heads,
@@ -174,6 +182,7 @@ class RotaryDecoder(CausalDecoder):
             self_attention=self_attention,
             cross_attention=False,
             feed_forward=feed_forward,
+            causal=self.causal,
             residual=residual,
             dtype=self.dtype,
             name=name,

@@ -1,4 +1,7 @@
-"""Gemma (arXiv:2403.08295), Gemma 2 (arXiv:2408.00118) and Gemma 3 (arXiv:2503.19786), for text."""
+"""Gemma (arXiv:2403.08295), Gemma 2 (arXiv:2408.00118) and Gemma 3 (arXiv:2503.19786), for text.
+
+And EmbeddingGemma (arXiv:2509.20354), a Gemma 3 without causality that embeds texts.
+"""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -17,8 +20,8 @@ def _gemma2(num_layers: int, **more: Any) -> dict[str, Any]:
     return {"num_layers": num_layers, "windows": windows, "post_norm": True, **caps, **more}
 
 
-def _gemma3(num_layers: int, **more: Any) -> dict[str, Any]:
-    windows = [512 if (i + 1) % 6 else None for i in range(num_layers)]
+def _gemma3(num_layers: int, window: int = 512, **more: Any) -> dict[str, Any]:
+    windows = [window if (i + 1) % 6 else None for i in range(num_layers)]
     rope = {"rope_theta": 1e6, "local_rope_theta": 1e4}
     norms = {"post_norm": True, "query_key_norm": True}
     sizes = {"num_heads": 4, "num_key_value_heads": 1, "max_length": 32768}
@@ -45,6 +48,12 @@ SIZES: dict[str, Arguments] = {
     ),
     "gemma3-270m": _gemma3(18, dim=640, intermediate_dim=2048),
     "gemma3-1b": _gemma3(26, dim=1152, intermediate_dim=6912),
+    # A window of 512 in `config.json`: the token itself, and 256 to each side. The vectors are
+    # sentence_embedding(..., projection_dim=[3072, 768], projection_bias=False).
+    "embeddinggemma-300m": _gemma3(
+        24, window=257, dim=768, num_heads=3, intermediate_dim=1152, max_length=2048,
+        causal=False, pad_id=0,
+    ),
 }  # fmt: skip
 
 
@@ -70,6 +79,7 @@ def gemma(
     final_logit_soft_cap: float | None = None,
     attention_bias: bool | Collection[str] = False,
     attention_dropout: float = 0.0,
+    causal: bool = True,
     tie_output: bool = True,
     max_length: int = 8192,
     pad_id: int | None = None,
@@ -80,8 +90,9 @@ def gemma(
 
     Llama's blocks with GEGLU and embeddings times sqrt(D). Gemma 2 also normalises the output of
     each sublayer, caps scores and logits, and has windows in every second block. Gemma 3 normalises
-    queries and keys instead of capping scores, and has windows in five of six blocks. Norms
-    multiply by their `scale`, which checkpoints store minus 1.
+    queries and keys instead of capping scores, and has windows in five of six blocks.
+    EmbeddingGemma is a Gemma 3 whose tokens see later ones too (`causal=False`). Norms multiply by
+    their `scale`, which checkpoints store minus 1.
 
     Args:
         head_dim: int, width of a head (K).
@@ -116,8 +127,8 @@ def gemma(
         intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
         head_dim=head_dim, activation=activation, rms_norm_epsilon=rms_norm_epsilon,
         windows=windows, attention_bias=attention_bias, attention_dropout=attention_dropout,
-        tie_output=tie_output, pad_id=pad_id, scale_embedding=True, soft_cap=final_logit_soft_cap,
-        name=name, dtype=dtype,
+        causal=causal, tie_output=tie_output, pad_id=pad_id, scale_embedding=True,
+        soft_cap=final_logit_soft_cap, name=name, dtype=dtype,
     )  # fmt: skip
 
     def block(i: int, window: int | None) -> TransformerDecoderBlock:

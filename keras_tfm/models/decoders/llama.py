@@ -58,6 +58,7 @@ def llama(
     feed_forward_bias: bool = False,
     query_key_norm: bool = False,
     attention_dropout: float = 0.0,
+    causal: bool = True,
     tie_output: bool = False,
     max_length: int = 2048,
     pad_id: int | None = None,
@@ -68,7 +69,7 @@ def llama(
 
     Pre-norm blocks with RMS normalisation, rotary positions, grouped-query attention and SwiGLU.
     Mistral adds sliding windows, Qwen2 biases of queries, keys and values, Qwen3 normalised queries
-    and keys.
+    and keys. Some embedders, such as GTE's of Qwen2, are not causal.
 
     Args:
         query_key_norm: bool, whether queries and keys are normalised, with `rms_norm_epsilon`.
@@ -92,8 +93,8 @@ def llama(
         intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
         head_dim=head_dim, activation=activation, rms_norm_epsilon=rms_norm_epsilon,
         windows=windows, attention_bias=attention_bias, feed_forward_bias=feed_forward_bias,
-        attention_dropout=attention_dropout, tie_output=tie_output, pad_id=pad_id, name=name,
-        dtype=dtype,
+        attention_dropout=attention_dropout, causal=causal, tie_output=tie_output, pad_id=pad_id,
+        name=name, dtype=dtype,
     )  # fmt: skip
 
     def block(i: int, window: int | None) -> TransformerDecoderBlock:

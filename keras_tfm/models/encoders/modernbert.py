@@ -18,10 +18,17 @@ from keras_tfm.models.encoders.bidirectional_encoder import initializer
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
-# Table 4 of the paper. modernbert(50368, **SIZES["base"]).
+# Table 4 of the paper, and table 1 of Ettin's (arXiv:2507.11412), whose models are paired with
+# decoders. modernbert(50368, **SIZES["base"]); GTE's embedder gte-modernbert-base is "base".
 SIZES: dict[str, Arguments] = {
     "base": {"dim": 768, "num_layers": 22, "num_heads": 12, "intermediate_dim": 1152},
     "large": {"dim": 1024, "num_layers": 28, "num_heads": 16, "intermediate_dim": 2624},
+    "ettin-17m": {"dim": 256, "num_layers": 7, "num_heads": 4, "intermediate_dim": 384},
+    "ettin-32m": {"dim": 384, "num_layers": 10, "num_heads": 6, "intermediate_dim": 576},
+    "ettin-68m": {"dim": 512, "num_layers": 19, "num_heads": 8, "intermediate_dim": 768},
+    "ettin-150m": {"dim": 768, "num_layers": 22, "num_heads": 12, "intermediate_dim": 1152},
+    "ettin-400m": {"dim": 1024, "num_layers": 28, "num_heads": 16, "intermediate_dim": 2624},
+    "ettin-1b": {"dim": 1792, "num_layers": 28, "num_heads": 28, "intermediate_dim": 3840},
 }
 
 
