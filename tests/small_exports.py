@@ -15,6 +15,7 @@ from small_models import SOURCE_SIZE, SOURCES, START, encoder_decoder
 from small_tokenizers import WORDS, words
 
 from keras_tfm.export import Report, export_tflite
+from keras_tfm.export.quantization.four_bits import unpack
 from keras_tfm.generation import generate
 from keras_tfm.layers import (
     PositionalEncoding,
@@ -23,6 +24,7 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
 )
 from keras_tfm.models import transformer
+from keras_tfm.runtime import flatbuffer
 
 SOURCE_LENGTH, MAX_LENGTH = 5, 9
 BOTH = ("generate", "predict")
@@ -153,3 +155,15 @@ def with_manifest(content, change):
     del manifest["sha256"]
     change(manifest)
     return manifest_lies.with_manifest(content, manifest)
+
+
+def four_bit_matrices(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The levels (F, D) and scales (F, N) of the 4-bit matrices of a file."""
+    file, found = flatbuffer.read(path.read_bytes()), {}
+    for use in flatbuffer.weight_uses(file):
+        if use.tensor.type == 17:
+            rows = use.graph.tensors[use.tensor.quantization.details.scales]
+            scales = np.asarray(file.buffers[rows.buffer].data, "uint8").view("float16")
+            scales = scales.reshape(use.tensor.shape[0], -1)
+            found[use.tensor.buffer] = unpack(file, use.tensor), scales
+    return [*found.values()]

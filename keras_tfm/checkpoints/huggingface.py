@@ -23,9 +23,10 @@ from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
 from keras_tfm.checkpoints.image_settings import image_fields
 from keras_tfm.checkpoints.names import Named
-from keras_tfm.checkpoints.quantized.compressed_tensors import CompressedTensors, quantized_tensors
+from keras_tfm.checkpoints.quantized.folder import QuantizedFolder
 from keras_tfm.checkpoints.quantized.gguf import SUFFIX, GgufTensors, open_gguf
 from keras_tfm.checkpoints.quantized.grids import keep_grids
+from keras_tfm.checkpoints.quantized.methods import quantized_tensors
 from keras_tfm.checkpoints.round_trip import check_equal
 from keras_tfm.checkpoints.rows import Entry, as_dtype
 from keras_tfm.checkpoints.tensors import INDEX, SINGLE, TensorKind, Tensors, write_tensors
@@ -82,10 +83,10 @@ def load_huggingface(
     for models of images. It reads no other files and does not use the network.
 
     Or it reads a GGUF file of Llama, Mistral, Qwen2 or Qwen3. Matrices in Q4_0 or Q4_1, and those
-    of a folder that compressed-tensors quantized ("pack-quantized" in 4 bits, "int-quantized" in
-    8), keep their integers and scales: the model computes with them as one of
-    `models.enable_quantization`, whose other matrices are rounded as usual, and `export_tflite`
-    with "int4", or "int8", stores exactly these. A warning names the matrices that are rounded.
+    of a folder that GPTQ, AWQ, compressed-tensors or torchao quantized to 4 or 8 bits, keep their
+    integers and scales: the model computes with them as one of `models.enable_quantization`, whose
+    other matrices are rounded as usual, and `export_tflite` with "int4", or "int8", stores exactly
+    these. A warning names the matrices that are rounded.
 
     Weights are read one at a time, and converted to the dtype of the model's variables: a folder in
     half precision becomes float32, or with `dtype="bfloat16"` stays as small as its files.
@@ -161,7 +162,7 @@ class Checkpoint:
     stored: Arguments
     sizes: dict[str, int]
     rebuild: Callable[[], Model] | None
-    quantized: CompressedTensors | GgufTensors | None = None
+    quantized: QuantizedFolder | GgufTensors | None = None
 
     def load(self, lazy: bool | None = False) -> Model:
         """Gives the weights the values in the files, one at a time.
@@ -208,7 +209,7 @@ def open_huggingface(
         as in `load_huggingface`.
     """
     folder = Path(folder)
-    tensors: Tensors | CompressedTensors | GgufTensors | None = None
+    tensors: Tensors | QuantizedFolder | GgufTensors | None = None
     if folder.suffix == SUFFIX and not folder.is_dir():
         config, tensors = open_gguf(folder)
     else:

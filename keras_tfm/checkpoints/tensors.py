@@ -96,6 +96,9 @@ class Tensors(AnyTensors):
         folder: contains `model.safetensors`; or `model.safetensors.index.json` and the files that
             it lists; or a single file `*.safetensors`.
 
+    Attributes:
+        metadata: dict of texts, those in the headers of all files.
+
     Raises:
         FileNotFoundError: the folder has none of these.
         ValueError: a file is not a valid safetensors file (it is truncated, its tensors overlap or
@@ -106,8 +109,10 @@ class Tensors(AnyTensors):
     def __init__(self, folder: Path):
         super().__init__()
         self._stamps: dict[Path, Stamp] = {}
+        self.metadata: dict[str, str] = {}
         for file, names in _files(folder).items():
-            self._stamps[file], found = _read_header(file)
+            self._stamps[file], found, metadata = _read_header(file)
+            self.metadata.update(metadata)
             if names is not None and set(names) != set(found):
                 raise ValueError(
                     f"{folder / INDEX} does not match {file.name}: "
@@ -234,8 +239,8 @@ def _tensors_by_file(folder: Path, index: Path) -> dict[Path, list[str] | None]:
     return files
 
 
-def _read_header(file: Path) -> tuple[Stamp, dict[str, Tensor]]:
-    """The version of a file, and its tensors by name."""
+def _read_header(file: Path) -> tuple[Stamp, dict[str, Tensor], dict[str, str]]:
+    """The version of a file, its tensors by name, and its metadata."""
     try:
         with file.open("rb") as opened:
             stamp = Stamp.of(os.fstat(opened.fileno()))
@@ -245,7 +250,8 @@ def _read_header(file: Path) -> tuple[Stamp, dict[str, Tensor]]:
             header = json.loads(opened.read(length))
         if not isinstance(header, dict):
             raise ValueError(f"its header must be a dictionary, got {type(header).__name__}")
-        header.pop("__metadata__", None)
+        metadata = header.pop("__metadata__", None)
+        texts = metadata if isinstance(metadata, dict) else {}
         tensors = {name: _tensor(file, 8 + length, name, x) for name, x in header.items()}
         end = 8 + length
         for name, tensor in sorted(tensors.items(), key=lambda item: item[1][-2:]):
@@ -256,7 +262,7 @@ def _read_header(file: Path) -> tuple[Stamp, dict[str, Tensor]]:
             raise ValueError(f"its tensors end at byte {end}, and the file at {stamp.size}")
     except (ValueError, RecursionError, OSError) as error:
         raise ValueError(f"{file} is not a safetensors file: {error}") from None
-    return stamp, tensors
+    return stamp, tensors, {name: x for name, x in texts.items() if isinstance(x, str)}
 
 
 def _tensor(file: Path, start: int, name: str, spec: Any) -> Tensor:

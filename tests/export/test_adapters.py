@@ -373,3 +373,32 @@ def test_models_without_separate_adapters(tmp_path):
             separate_adapters=True,
         )
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("option", ["keep_float", "keep_int8"])
+def test_layers_that_keep_more_bits(option, apart, tmp_path):
+    """They are found whether or not their kernels in the file have the adapters added."""
+    model = decoder()
+    train(model, 1)
+    path, name = tmp_path / "model.tflite", "self_attention/output_projection"
+    export_tflite(
+        model, path, ["predict"], "int4", source_length=PROMPT, separate_adapters=apart,
+        verify=False, **{option: [name]},
+    )  # fmt: skip
+    layers = [x for x in adapted_layers(model).values() if name in x.path]
+    wanted = [layer.variables[0] if apart else layer.kernel for layer in layers]
+    wanted = [keras.ops.convert_to_numpy(x).T for x in wanted]
+    file = flatbuffer.read(path.read_bytes())
+    types = {use.tensor.buffer: use.tensor for use in flatbuffer.weight_uses(file)}
+    dtype = "float32" if option == "keep_float" else "int8"
+    code, shapes = {"float32": 0, "int8": 9}[dtype], {x.shape for x in wanted}
+    kept = [x for x in types.values() if x.type == code and tuple(x.shape) in shapes]
+    stored = [np.asarray(file.buffers[x.buffer].data, "uint8").view(dtype) for x in kept]
+    stored = [x.reshape(y.shape) for x, y in zip(stored, kept, strict=True)]
+    if dtype == "int8":
+        stored = [x * np.asarray(y.quantization.scale)[:, np.newaxis] for x, y in zip(stored, kept)]
+    assert len(layers) == len(kept) == 2
+    for matrix in wanted:
+        step = np.abs(matrix).max(axis=1, keepdims=True) / 127 if dtype == "int8" else 1e-6
+        assert any(np.all(np.abs(x - matrix) <= 0.51 * step + 1e-6) for x in stored)

@@ -169,6 +169,8 @@ def _join(
     for part in parts:
         positive, offset = part.with_positive_scales()
         width, count = part.levels.shape[1], positive.shape[1]
+        if count == width > 1:
+            return "the columns of a group are not next to each other"
         if bits == 8 and count > 1:
             return f"8 bits have a scale for each row, not for {width // count} values"
         if bits == 4 and (width // count) % BLOCK:

@@ -1,6 +1,6 @@
-"""GGUF files and folders of compressed-tensors: their integers and scales reach the exported file.
+"""GGUF files: their integers and scales reach the exported file.
 
-The files are written here, by the formats' documentation; `gguf` and `transformers` read and write
+The files are written here, by the format's documentation; `gguf` and `transformers` read and write
 the same ones where they are installed.
 """
 
@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from compare import to_numpy
 from safetensors.numpy import save_file
+from small_exports import four_bit_matrices
 
 from keras_tfm import checkpoints, models
 from keras_tfm.checkpoints.huggingface import open_huggingface
 from keras_tfm.checkpoints.quantized.gguf_file import FORMATS, GgufFile
 from keras_tfm.export import export_tflite
-from keras_tfm.export.quantization.four_bits import unpack
 from keras_tfm.models.quantization.state import quantization_of
 from keras_tfm.runtime import flatbuffer
 
@@ -118,21 +118,13 @@ def make_gguf(path, types, kind="llama", tied=True, seed=0, **changes):
     return found
 
 
-def stored(path):
-    """The 4-bit matrices of a file, levels and scales; and all constants in float16."""
-    file = flatbuffer.read(path.read_bytes())
-    levels, halves = {}, []
-    for use in flatbuffer.weight_uses(file):
-        if use.tensor.type == 17:
-            rows = use.graph.tensors[use.tensor.quantization.details.scales]
-            scales = np.asarray(file.buffers[rows.buffer].data, "uint8").view("float16")
-            shape = tuple(use.tensor.shape)
-            levels[use.tensor.buffer] = unpack(file, use.tensor), scales.reshape(shape[0], -1)
+def float16_constants(path):
+    file, found = flatbuffer.read(path.read_bytes()), []
     for tensor in (x for graph in file.subgraphs for x in graph.tensors):
         data = file.buffers[tensor.buffer].data
         if tensor.type == 1 and data is not None:
-            halves.append(np.asarray(data, "uint8").view("float16").reshape(tensor.shape))
-    return list(levels.values()), halves
+            found.append(np.asarray(data, "uint8").view("float16").reshape(tensor.shape))
+    return found
 
 
 def order(matrix, heads):
@@ -151,7 +143,7 @@ def test_every_integer_of_a_q4_0_file(kind, tmp_path):
     file = tmp_path / "model.tflite"
     report = export_tflite(model, file, ["predict"], "int4", source_length=6)
     assert report.verification.checks[0].graph_error <= 1e-4
-    found, halves_of_file = stored(file)
+    found, halves_of_file = four_bit_matrices(file), float16_constants(file)
     source = GgufFile(path)
     matrices = {
         name: source.read(f"{name}.weight") for name, x in tensors.items() if x[0] is not None
@@ -304,140 +296,6 @@ def test_bad_gguf_files(tmp_path):
         checkpoints.load_huggingface(tmp_path / "none.gguf")
 
 
-def write_compressed(folder, bits, group, symmetric=True, seed=0, **settings):
-    """A folder of compressed-tensors; returns the levels, scales and zero points of matrices."""
-    rng, folder = np.random.default_rng(seed), folder
-    folder.mkdir(exist_ok=True)
-    tensors, found = (
-        {"lm_head.weight": 0.1 * rng.normal(size=(VOCABULARY, DIM)).astype("float32")},
-        {},
-    )
-    names = {"q": HEADS * SIZE, "k": GROUPS * SIZE, "v": GROUPS * SIZE}
-    tensors["model.embed_tokens.weight"] = rng.normal(size=(VOCABULARY, DIM)).astype("float32")
-    tensors["model.norm.weight"] = np.ones(DIM, "float32")
-    for i in range(LAYERS):
-        layer = f"model.layers.{i}"
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{layer}.{norm}.weight"] = np.ones(DIM, "float32")
-        parts = {f"self_attn.{x}_proj": (rows, DIM) for x, rows in names.items()}
-        parts |= {"self_attn.o_proj": (DIM, HEADS * SIZE), "mlp.gate_proj": (INNER, DIM)}
-        parts |= {"mlp.up_proj": (INNER, DIM), "mlp.down_proj": (DIM, INNER)}
-        for name, (rows, width) in parts.items():
-            name = f"{layer}.{name}"
-            levels = rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, width)).astype("int8")
-            count = 1 if group is None else width // group
-            scales = rng.uniform(0.01, 0.02, (rows, count)).astype("float16")
-            zeros = np.zeros((rows, count), "int8")
-            if not symmetric:
-                zeros = rng.integers(-8, 8, (rows, count)).astype("int8")
-            found[name] = levels, scales, zeros
-            tensors[f"{name}.weight_scale"] = scales
-            if bits == 8:
-                tensors[f"{name}.weight"] = levels
-                continue
-            tensors[f"{name}.weight_packed"] = pack(levels)
-            tensors[f"{name}.weight_shape"] = np.array([rows, width], "int64")
-            if not symmetric:
-                tensors[f"{name}.weight_zero_point"] = np.ascontiguousarray(pack(zeros.T).T)
-    save_file(tensors, folder / "model.safetensors")
-    weights = {
-        "num_bits": bits, "type": "int", "symmetric": symmetric, "actorder": None,
-        "strategy": "channel" if group is None else "group", "group_size": group,
-    }  # fmt: skip
-    config = {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": VOCABULARY,
-        "hidden_size": DIM, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-        "num_key_value_heads": GROUPS, "intermediate_size": INNER, "head_dim": SIZE,
-        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "dtype": "float32",
-        "quantization_config": {
-            "quant_method": "compressed-tensors", "quantization_status": "compressed",
-            "format": "pack-quantized" if bits == 4 else "int-quantized", "ignore": ["lm_head"],
-            "config_groups": {"group_0": {
-                "targets": ["Linear"], "weights": {**weights, **settings}}},
-        },
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    return found
-
-
-def pack(levels):
-    """Eight levels + 8 in each int32, the first in the lowest bits."""
-    padded = np.pad(levels.astype("int64") + 8, ((0, 0), (0, -levels.shape[1] % 8)))
-    words = (padded.reshape(len(levels), -1, 8) << (4 * np.arange(8))).sum(-1)
-    return words.astype("uint32").view("int32")
-
-
-@pytest.mark.parametrize("case", ["4-32", "4-channel", "8-channel", "4-32-asymmetric"])
-def test_every_integer_of_compressed_tensors(case, tmp_path):
-    """The levels are the file's; a zero point becomes an offset; the others get 8 bits."""
-    bits, group = int(case[0]), 32 if "32" in case else None
-    symmetric = "asymmetric" not in case
-    tensors = write_compressed(tmp_path / "folder", bits, group, symmetric)
-    if bits == 4:
-        with pytest.warns(UserWarning, match=r"8 of 10 matrices .*output/kernel \(F32\)"):
-            model = checkpoints.load_huggingface(tmp_path / "folder")
-    else:
-        with pytest.warns(UserWarning, match="8 of 10 matrices"):
-            model = checkpoints.load_huggingface(tmp_path / "folder")
-    state, seen = quantization_of(model), 0
-    layers = [(x.variable, x.grid) for x in state.weights if x.grid.scales is not None]
-    paths = {
-        "feed_forward/inner": ["mlp.gate_proj", "mlp.up_proj"],
-        "feed_forward/outer": ["mlp.down_proj"],
-        "self_attention/query_key_value": [f"self_attn.{x}_proj" for x in "qkv"],
-        "self_attention/output_projection": ["self_attn.o_proj"],
-    }
-    for variable, grid in layers:
-        block, part = variable.path.removesuffix("/kernel").split("/", 1)
-        names = [f"model.layers.{block[-1]}.{x}" for x in paths[part]]
-        levels, scales, zeros = (np.concatenate([tensors[x][k] for x in names]) for k in range(3))
-        found, _ = grid.round(to_numpy(variable))
-        np.testing.assert_array_equal(found, levels)
-        width = levels.shape[1] // scales.shape[1]
-        wide = np.repeat(scales, width, axis=1).astype("float32")
-        shift = np.repeat(zeros, width, axis=1).astype("float32")
-        np.testing.assert_allclose(
-            grid.rows(to_numpy(variable)), (levels - shift) * wide, rtol=1e-6, atol=1e-7
-        )
-        assert (grid.offsets is None) == symmetric
-        seen += 1
-    assert seen == 4 * LAYERS
-    file = tmp_path / "model.tflite"
-    (check,) = export_tflite(
-        model, file, quantization=f"int{bits}", source_length=6
-    ).verification.checks
-    assert check.graph_error <= 1e-4
-    if bits == 4:
-        found, _ = stored(file)
-        levels = [x for x, _ in found]
-        for name in ("mlp.down_proj", "self_attn.o_proj"):
-            wanted = tensors[f"model.layers.1.{name}"][0]
-            assert any(np.array_equal(x, wanted) for x in levels), name
-
-
-def test_bad_compressed_tensors(tmp_path):
-    folder = tmp_path / "folder"
-    for changes, text in [
-        ({"num_bits": 3}, "num_bits must be one of"),
-        ({"strategy": "tensor_group"}, "strategy must be one of"),
-        ({"actorder": "group"}, "actorder must be one of"),
-        ({"type": "float"}, "type must be one of"),
-    ]:
-        write_compressed(folder, 4, 32, **changes)
-        with pytest.raises(ValueError, match=text) as error:
-            checkpoints.load_huggingface(folder)
-        assert "\n" not in str(error.value)
-    write_compressed(folder, 4, 16)
-    with pytest.warns(UserWarning, match="a scale for 16 values, which is no multiple of 32"):
-        assert quantization_of(checkpoints.load_huggingface(folder)) is None
-    config = json.loads((folder / "config.json").read_text())
-    for method in ("gptq", "awq", "torchao", "bitsandbytes"):
-        config["quantization_config"] = {"quant_method": method}
-        (folder / "config.json").write_text(json.dumps(config))
-        with pytest.raises(ValueError, match=f"compressed-tensors.*got {method!r}"):
-            checkpoints.load_huggingface(folder)
-
-
 def test_the_packages_agree(tmp_path):
     """A file of `gguf` gives transformers' logits and greedy tokens."""
     gguf = pytest.importorskip("gguf")
@@ -482,35 +340,3 @@ def test_the_packages_agree(tmp_path):
     np.testing.assert_array_equal(found, wanted.numpy())
     assert all(x.grid.scales is not None for x in quantization_of(model).weights)
     models.disable_quantization(model)
-
-
-@pytest.mark.parametrize("case", ["4-32", "4-32-asymmetric", "4-channel-asymmetric", "8-channel"])
-def test_compressed_tensors_reads_the_same_values(case, tmp_path):
-    """Bit for bit, from the same files."""
-    pytest.importorskip("compressed_tensors")
-    torch = pytest.importorskip("torch")
-    from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from safetensors.torch import load_file
-
-    bits, group = int(case[0]), 32 if "32" in case else None
-    symmetric = "asymmetric" not in case
-    tensors = write_compressed(tmp_path, bits, group, symmetric)
-    weights = QuantizationArgs(
-        num_bits=bits, type="int", symmetric=symmetric, group_size=group,
-        strategy="channel" if group is None else "group",
-    )  # fmt: skip
-    scheme = QuantizationScheme(targets=["Linear"], weights=weights)
-    form = "pack-quantized" if bits == 4 else "int-quantized"
-    compressor = BaseCompressor.get_value_from_registry(form)
-    own, theirs = (
-        open_huggingface(tmp_path).named.tensors,
-        load_file(tmp_path / "model.safetensors"),
-    )
-    for name in tensors:
-        parts = {
-            x.removeprefix(f"{name}."): y for x, y in theirs.items() if x.startswith(f"{name}.")
-        }
-        parts["weight_scale"] = parts["weight_scale"].to(torch.float32)
-        values = compressor.decompress(parts, scheme)["weight"].float().numpy()
-        np.testing.assert_array_equal(own.array(f"{name}.weight"), values)
