@@ -239,7 +239,8 @@ def test_columns_in_any_order_are_loaded_as_floats(case, tmp_path):
     assert quantization_of(model) is None
     own = open_huggingface(tmp_path).named.tensors
     for name, parts in tensors.items():
-        np.testing.assert_allclose(own.array(f"{name}.weight"), values(*parts), rtol=1e-6, atol=1e-7)
+        found = own.array(f"{name}.weight")
+        np.testing.assert_allclose(found, values(*parts), rtol=1e-6, atol=1e-7)
 
 
 BAD = {

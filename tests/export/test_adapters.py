@@ -397,7 +397,8 @@ def test_layers_that_keep_more_bits(option, apart, tmp_path):
     stored = [np.asarray(file.buffers[x.buffer].data, "uint8").view(dtype) for x in kept]
     stored = [x.reshape(y.shape) for x, y in zip(stored, kept, strict=True)]
     if dtype == "int8":
-        stored = [x * np.asarray(y.quantization.scale)[:, np.newaxis] for x, y in zip(stored, kept)]
+        steps = [np.asarray(x.quantization.scale)[:, np.newaxis] for x in kept]
+        stored = [x * step for x, step in zip(stored, steps, strict=True)]
     assert len(layers) == len(kept) == 2
     for matrix in wanted:
         step = np.abs(matrix).max(axis=1, keepdims=True) / 127 if dtype == "int8" else 1e-6

@@ -87,9 +87,7 @@ def part_of(
         or any(x not in (None, y) for x, y in zip(shape, tensor.shape, strict=True))
     ):
         shown = ", ".join("any" if x is None else str(x) for x in shape)
-        raise ValueError(
-            f"{tensor.file}: {name} must have the shape ({shown}), got {tensor.shape}"
-        )
+        raise ValueError(f"{tensor.file}: {name} must have the shape ({shown}), got {tensor.shape}")
     if dtypes is not None and tensor.dtype not in dtypes:
         raise ValueError(
             f"{tensor.file}: {name} must have the dtype {' or '.join(dtypes)}, got {tensor.dtype}"

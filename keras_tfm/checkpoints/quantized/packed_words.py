@@ -106,7 +106,11 @@ def _matrices(files: Tensors, matrix: Callable[[str], Matrix]) -> dict[str, Matr
 
 
 def _in_order(levels: np.ndarray) -> np.ndarray:
-    """The levels (n, out) of AWQ in the order of the outputs."""
+    """The levels (n, out) of AWQ in the order of the outputs.
+
+    >>> _in_order(np.array([[0, 2, 4, 6, 1, 3, 5, 7]], "int8")).tolist()
+    [[0, 1, 2, 3, 4, 5, 6, 7]]
+    """
     return levels.reshape(len(levels), -1, 8)[:, :, _AWQ_PLACES].reshape(levels.shape)
 
 

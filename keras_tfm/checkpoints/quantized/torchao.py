@@ -1,9 +1,10 @@
 """Folders that torchao quantized to integers in int8 tensors, for phones and CPUs.
 
 `transformers` stores a matrix `x.weight` of the class IntxUnpackedToInt8Tensor or Int8Tensor as
-`x._weight_qdata` (out, in), int8; `x._weight_scale` (out, groups) and, of most, `x._weight_zero_point`:
-value = (level - zero) scale. The classes and their attributes are JSON in the metadata of the
-safetensors file. The other classes of torchao are layouts of one accelerator's kernels.
+`x._weight_qdata` (out, in), int8; `x._weight_scale` (out, groups); and, of most,
+`x._weight_zero_point`: value = (level - zero) scale. The classes and their attributes are JSON in
+the metadata of the safetensors file. The other classes of torchao are layouts of one accelerator's
+kernels.
 """
 
 import json
@@ -107,7 +108,7 @@ def _matrix(files: Tensors, prefix: str, kind: str, settings: Any) -> Matrix:
 
 
 def _bits(prefix: str, dtype: Any) -> int:
-    """The bits in which a level of a dtype, such as {"_type": "torch.dtype", "_data": "int4"}, fits.
+    """4 or 8, in which the levels of a dtype fit.
 
     >>> _bits("", {"_type": "torch.dtype", "_data": "int3"})
     4
