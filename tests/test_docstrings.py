@@ -47,6 +47,7 @@ _FILE = "works on an exported file, which the examples of export_tflite, verify 
 _STEP = "its arguments come from a DecodingScope; the examples of the scope and of Generator run it"
 _BASE = "a base class; its subclasses have examples"
 _TABLE = "the table of a family; load_huggingface's example and tests/checkpoints read it"
+_GRIDS = "reads a folder: tests/checkpoints/test_quantized_folders.py writes some"
 _HUB = "from_keras_hub has the example; tests/checkpoints/test_from_keras_hub.py runs it"
 _TOKENIZER = "one kind of load_tokenizer; tests/checkpoints compares it with transformers"
 _KERNEL = "a kernel for one backend; its layer has the example"
@@ -71,6 +72,8 @@ REASONS = {
             "vision",
         )
     },
+    "keras_tfm.checkpoints.quantized.compressed_tensors": _GRIDS,
+    "keras_tfm.checkpoints.quantized.methods": _GRIDS,
     "keras_tfm.checkpoints.tokenizers.jinja.*": "`load_chat_template` has the example",
     "keras_tfm.checkpoints.tokenizers.marian_pieces": _TOKENIZER,
     "keras_tfm.checkpoints.decoders.rope": _TABLE,
