@@ -181,8 +181,19 @@ MODEL_TYPES = (
         vocabularies={"": 256000}, tokenizer="CohereTokenizer",
     ),
     ModelType(
-        "t5", "T5 1.0 and 1.1", "encoder_decoders.t5:T5", "t5", "encoder-decoder",
-        padding="`pad_token_id` in the source, usually 0", vocabularies={"": 32128},
+        "umt5", "uMT5", "encoder_decoders.t5:UMT5", "t5", "encoder-decoder",
+        arguments={"shared_positions": False}, padding="`pad_token_id` in the source, usually 0",
+        tokenizer="T5Tokenizer",
+    ),
+    ModelType(
+        "mt5", "mT5", "encoder_decoders.t5:MT5", "t5", "encoder-decoder",
+        arguments={"multilingual": True}, padding="`pad_token_id` in the source, usually 0",
+        tokenizer="T5Tokenizer",
+    ),
+    ModelType(
+        "t5", "T5 1.0 and 1.1, MADLAD-400", "encoder_decoders.t5:T5", "t5", "encoder-decoder",
+        padding="`pad_token_id` in the source, usually 0",
+        vocabularies={"": 32128, "mt5": 250112, "umt5": 256384, "madlad": 256000},
         tokenizer="T5Tokenizer",
     ),
     ModelType(
@@ -201,6 +212,11 @@ MODEL_TYPES = (
         "marian", "Marian (OPUS-MT)", "encoder_decoders.bart:MARIAN", "marian", "encoder-decoder",
         padding="`pad_token_id`, usually the last id, also the start of the target",
         vocabularies={"": 58101}, tokenizer="MarianTokenizer",
+    ),
+    ModelType(
+        "m2m_100", "M2M-100, NLLB-200", "encoder_decoders.bart:M2M_100", "m2m_100",
+        "encoder-decoder", padding=_PAD_1, vocabularies={"": 128112, "nllb": 256206},
+        tokenizer="M2M100Tokenizer",
     ),
     ModelType(
         "whisper", "Whisper", "encoder_decoders.whisper:WHISPER", "whisper", "speech",

@@ -48,6 +48,8 @@ def own_options():
         "olmo3": {"windows": [4, None], "local_rope_theta": 50.0},
         "smollm3": {"rotary": [True, False], "windows": [None, 4]},
         "t5": {"gated": True, "num_buckets": 8},
+        "mt5": {"gated": True, "num_buckets": 8, "tie_output": False},
+        "umt5": {"gated": True, "num_buckets": 8, "tie_output": False},
         "marian": {"pad_id": 0},
         "transformer": {"source_vocabulary_size": 31, "target_vocabulary_size": 11},
         "whisper": {"num_mels": 6, "max_source_length": 5, "pad_id": 0, "start_id": 1},

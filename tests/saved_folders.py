@@ -58,6 +58,7 @@ OPTIONS = {
     "gpt_neox, whole heads, tied": {"rotary_dim": 6, "tie_output": True},
     "cohere2, no windows, untied": {"windows": None, "tie_output": False},
     "t5, plain, untied": {"gated": False, "tie_output": False, "activation": "gelu"},
+    "umt5, plain, tied": {"gated": False, "tie_output": True, "end_id": 5},
     "marian, two vocabularies": {"target_vocabulary_size": VOCABULARY},
     "marian, two sizes, version 5": {"target_vocabulary_size": 37},
     "vit, without biases": {"attention_bias": False},

@@ -475,6 +475,13 @@ def _take_generation(
         start, first = ids.get("decoder_start_token_id"), own.get("forced_first_id")
         if type(start) is int and first is not None and "generate" in steps:
             made.take("default_prompt", [start, first])
+        elif (
+            type(start) is int and "generate" in steps and getattr(model, "family", "") == "m2m_100"
+        ):
+            raise ValueError(
+                "the folder translates into several languages: default_prompt must be the ids of "
+                f"the start, {start}, and of the language, whose token the tokenizer has"
+            )
         elif type(start) is int:
             made.take("start_id", start)
 

@@ -10,6 +10,7 @@ from keras_tfm.models.decoders.olmo2 import olmo2
 from keras_tfm.models.decoders.phi3 import phi3
 from keras_tfm.models.decoders.smollm3 import smollm3
 from keras_tfm.models.encoder_decoders.bart import bart
+from keras_tfm.models.encoder_decoders.m2m_100 import m2m_100
 from keras_tfm.models.encoder_decoders.marian import marian
 from keras_tfm.models.encoder_decoders.mbart import mbart
 from keras_tfm.models.encoder_decoders.pegasus import pegasus
@@ -94,6 +95,7 @@ __all__ = [
     "image_text_pretraining",
     "llama",
     "lxmert",
+    "m2m_100",
     "marian",
     "masked_language_model",
     "masked_msa",

@@ -34,10 +34,10 @@ TEXTS = [
 SPECIAL = ["</s>", "<unk>", "<pad>"]
 
 
-def trained(texts, size, **options):
+def trained(texts, size, model_type="unigram", **options):
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=model, vocab_size=size, model_type="unigram",
+        sentence_iterator=iter(texts), model_writer=model, vocab_size=size, model_type=model_type,
         hard_vocab_limit=False, minloglevel=2, character_coverage=1.0, **options,
     )  # fmt: skip
     return model.getvalue()
@@ -161,6 +161,87 @@ def test_a_json_file_of_mbart_and_pegasus(tmp_path):
         for text in TEXTS:
             assert ours.encode(text).ids == theirs(text)["input_ids"], (name, text)
         assert ours.encode("cat").ids[-1] != ours.encode("cat").ids[0]
+
+
+def check_language(folder, theirs, languages):
+    """By the settings of a folder, and by the argument."""
+    for language in languages:
+        theirs.src_lang = language
+        theirs.save_pretrained(folder / language)
+        folders = [(folder / language, None), (folder / languages[0], language)]
+        for ours in [checkpoints.load_tokenizer(x, language=y) for x, y in folders]:
+            for text in TEXTS[:-1]:  # M2M-100 loses a character of no Unicode
+                assert ours.encode(text).ids == theirs(text)["input_ids"], (language, text)
+            assert ours.encode("cat", "dog").ids == theirs("cat", "dog")["input_ids"]
+    with pytest.raises(ValueError, match=r"language must be one of .*_.*, got 'xx'"):
+        checkpoints.load_tokenizer(folder / languages[0], language="xx")
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_languages_of_nllb(legacy, tmp_path):
+    """Before the text, or in older files after it."""
+    vocabulary = {x: i for i, x in enumerate(("<s>", "<pad>", "</s>", "<unk>"))}
+    for x in sorted({"\u2581", "\u2581cat", "\u2581c", "at", *"".join(TEXTS).replace(" ", "")}):
+        vocabulary.setdefault(x, len(vocabulary))
+    theirs = transformers.NllbTokenizer(
+        vocab=vocabulary, merges=[("\u2581", "c"), ("a", "t"), ("\u2581c", "at")],
+        extra_special_tokens=["eng_Latn", "deu_Latn", "fra_Latn"], legacy_behaviour=legacy,
+    )  # fmt: skip
+    check_language(tmp_path, theirs, ["eng_Latn", "fra_Latn"])
+    ours = checkpoints.load_tokenizer(tmp_path / "fra_Latn")
+    assert ours.encode("cat").tokens == (
+        ["\u2581cat", "</s>", "fra_Latn"] if legacy else ["fra_Latn", "\u2581cat", "</s>"]
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+def test_languages_of_m2m_100(algorithm, tmp_path):
+    """From the two files that it has, with ids in another order than those of SentencePiece."""
+    model = trained(ENGLISH, 90, model_type=algorithm)
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *sorted(pieces(model))]
+    (tmp_path / "spm").write_bytes(model)
+    (tmp_path / "vocab").write_text(json.dumps({x: i for i, x in enumerate(tokens)}))
+    module = transformers.models.m2m_100.tokenization_m2m_100
+    theirs = transformers.M2M100Tokenizer(
+        str(tmp_path / "vocab"), str(tmp_path / "spm"),
+        additional_special_tokens=[f"__{x}__" for x in module.FAIRSEQ_LANGUAGE_CODES["m2m100"]],
+    )  # fmt: skip
+    check_language(tmp_path, theirs, ["en", "de"])
+
+
+def test_a_language_of_mbart_50(tmp_path):
+    vocabulary = [(x, 0.0) for x in ("<s>", "<pad>", "</s>", "<unk>")]
+    vocabulary += [(x, -1.0 - i) for i, x in enumerate(pieces(trained(ENGLISH, 90)))]
+    check_language(tmp_path, transformers.MBart50Tokenizer(vocab=vocabulary), ["en_XX", "fr_XX"])
+
+
+def test_a_language_is_for_translation_models(marian):
+    with pytest.raises(ValueError, match=r"language must be None, as a MarianTokenizer marks no"):
+        checkpoints.load_tokenizer(marian, language="de")
+
+
+def test_m2m_100_needs_its_languages(tmp_path):
+    model = trained(ENGLISH, 90)
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces(model)]
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(model)
+    (tmp_path / "vocab.json").write_text(json.dumps({x: i for i, x in enumerate(tokens)}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "m2m_100"}))
+    with pytest.raises(ValueError, match=r"expected the tokens of languages, such as __en__, in"):
+        checkpoints.load_tokenizer(tmp_path)
+
+
+def test_the_target_language_of_madlad(tmp_path):
+    """A piece of the model, as in its folders, which are those of T5 without sentinels."""
+    model = trained(ENGLISH, 90, user_defined_symbols=["<2de>", "<2fr>"])
+    (tmp_path / "spiece.model").write_bytes(model)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "vocab_size": 92}))
+    settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours = checkpoints.load_tokenizer(tmp_path)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    for text in ["<2de> The cat sat.", "<2fr>A dog", "a <2de>"]:
+        assert ours.encode(text).ids == [*processor.encode(text), processor.eos_id()]
+    assert "<2de>" in ours.encode("<2de> cat").tokens
 
 
 @pytest.mark.parametrize("kind", ["mbart", "pegasus"])

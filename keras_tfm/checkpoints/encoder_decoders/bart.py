@@ -1,4 +1,4 @@
-"""Checkpoints of BART, mBART, Pegasus and Marian: tensor names, configuration and heads."""
+"""Checkpoints of BART, mBART, Pegasus, Marian and M2M-100: tensors, configuration and heads."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -55,6 +55,7 @@ def _cross_attention() -> list[Row]:
     return [*rows, *norm(f"{path}_residual/norm", f"{tensor}_layer_norm")]
 
 
+_BIAS = Row("output_bias/bias", ("final_logits_bias",), Reshaped((1, -1), (-1,)), head=True)
 TABLE = (
     Row("embedding/embeddings", ("shared.weight",)),
     Row("source_embedding/embeddings", ("encoder.embed_tokens.weight",)),
@@ -62,7 +63,7 @@ TABLE = (
     *_stack("encoder"),
     *_stack("decoder"),
     *_cross_attention(),
-    Row("output_bias/bias", ("final_logits_bias",), Reshaped((1, -1), (-1,)), head=True),
+    _BIAS,
     *dense("pooler", "classification_head.dense", head=True),
     *dense("classifier", "classification_head.out_proj", head=True),
     *dense("span", "qa_outputs", head=True),
@@ -98,7 +99,12 @@ def _ids(config: Config, defaults: Arguments, sizes: tuple[int, int]) -> Argumen
 
 
 def _arguments(
-    config: Config, named: Named, forms: Mapping[str, bool], defaults: Arguments
+    config: Config,
+    named: Named,
+    forms: Mapping[str, bool],
+    defaults: Arguments,
+    fields: Fields,
+    buffers: bool,
 ) -> Arguments:
     config.only(
         is_causal=True,
@@ -122,12 +128,12 @@ def _arguments(
         "num_decoder_heads": config.integer(f"decoder_{heads}", 16),
         "decoder_intermediate_dim": config.integer(f"decoder_{width}", 4096),
         "dropout": config.number("dropout", 0.1, 1),
-        "attention_dropout": config.number("attention_dropout", 0.0, 1),
+        "attention_dropout": config.number("attention_dropout", fields["attention_dropout"], 1),
         "activation_dropout": config.number("activation_dropout", 0.0, 1),
-        "activation": config.activation("activation_function", "gelu"),
-        "scale_embedding": config.flag("scale_embedding", False),
+        "activation": config.activation("activation_function", fields["activation_function"]),
+        "scale_embedding": config.flag("scale_embedding", fields["scale_embedding"]),
         "max_length": config.integer("max_position_embeddings", 1024),
-        "output_bias": "final_logits_bias" in named.own,
+        "output_bias": buffers and "final_logits_bias" in named.own,
     }
     target_size = config.integer("decoder_vocab_size", size)
     if not config.flag("share_encoder_decoder_embeddings", True):
@@ -173,10 +179,12 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     return fields
 
 
-def _architectures(name: str, logits: str, heads: bool) -> dict[str, Architecture]:
+def _architectures(name: str, logits: str, heads: bool, buffers: bool) -> dict[str, Architecture]:
     found = {
         f"{name}{logits}": Architecture(
-            lambda model, config: model, "language_model", prefixes=("final_logits_bias",)
+            lambda model, config: model,
+            "language_model",
+            prefixes=("final_logits_bias",) if buffers else (),
         ),
         f"{name}Model": Architecture(lambda model, config: models.backbone(model)),
     }
@@ -205,8 +213,22 @@ def _family(
     normalize_first: bool,
     learned: bool,
     logits: str = "ForConditionalGeneration",
+    fields: Fields | None = None,
+    buffers: bool = True,
     **defaults: object,
 ) -> Family:
+    """A type of checkpoint.
+
+    Args:
+        builder: the function of `models`, named like the `model_type`.
+        name: str, how the classes of transformers begin.
+        normalize_first: bool, whether blocks are pre-norm.
+        learned: bool, whether positions are learned.
+        logits: str, how the name of the class with logits ends.
+        fields: defaults of fields of `config.json` that differ from BART's.
+        buffers: bool, whether files have sinusoids and the bias of logits, which are not trained.
+        defaults: of the builder's arguments.
+    """
     # Fields of older files. transformers ignores them, but other values mean another model.
     forms = {
         "normalize_before": normalize_first,
@@ -215,15 +237,22 @@ def _family(
         "static_position_embeddings": not learned,
     }
     defaults = {"vocabulary_size": 50265, "forced_first_id": None, **defaults}
-    defaults["forced_last_id"] = defaults["end_id"]
+    defaults.setdefault("forced_last_id", defaults["end_id"])
+    stored = {"attention_dropout": 0.0, "activation_function": "gelu", "scale_embedding": False}
     return Family(
         model_type=builder.__name__,
         builder=builder,
-        table=lambda model: TABLE,
-        arguments=partial(_arguments, forms=forms, defaults=defaults),
+        table=lambda model: TABLE if buffers else tuple(x for x in TABLE if x is not _BIAS),
+        arguments=partial(
+            _arguments,
+            forms=forms,
+            defaults=defaults,
+            fields=stored | (fields or {}),
+            buffers=buffers,
+        ),
         fields=_fields,
-        architectures=_architectures(name, logits, heads=learned),
-        constants=(lambda model: {}) if learned else _sinusoids,
+        architectures=_architectures(name, logits, heads=learned, buffers=buffers),
+        constants=(lambda model: {}) if learned or not buffers else _sinusoids,
         names=Names(
             prefix="model.",
             # In this order: without a shared table, the output shares that of the target.
@@ -232,7 +261,7 @@ def _family(
                 "decoder.embed_tokens.weight": "shared.weight",
                 "encoder.embed_tokens.weight": "shared.weight",
             },
-            ignored=(r"(encoder|decoder)\.version",),
+            ignored=(r"(encoder|decoder)\.(version|embed_positions\.weights)",),  # of old files
         ),
         base=f"{name}Model",
         aliases=ALIASES,
@@ -245,4 +274,10 @@ PEGASUS = _family(models.pegasus, "Pegasus", True, False, pad_id=0, start_id=0, 
 MARIAN = _family(
     models.marian, "Marian", False, False, "MTModel",
     vocabulary_size=58101, pad_id=58100, start_id=58100, end_id=0,
+)  # fmt: skip
+M2M_100 = _family(
+    models.m2m_100, "M2M100", True, False, buffers=False, vocabulary_size=128112, pad_id=1,
+    start_id=2, end_id=2, forced_last_id=None, fields={
+        "attention_dropout": 0.1, "activation_function": "relu", "scale_embedding": True,
+    },
 )  # fmt: skip

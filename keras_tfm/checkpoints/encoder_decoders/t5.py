@@ -1,6 +1,7 @@
-"""T5 checkpoints: tensor names, configuration and heads."""
+"""Checkpoints of T5, mT5 and uMT5: tensor names, configuration and heads."""
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 
 from keras_tfm import models
@@ -20,13 +21,15 @@ def _stack(stack: str, sublayers: tuple[str, ...], gated: bool) -> list[Row]:
     path = f"{stack}_{{i}}"
     attention = f"{block}.0.SelfAttention"
     feed_forward = f"{block}.{len(sublayers) - 1}.DenseReluDense"
-    table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     # A gate is a separate matrix in the checkpoint, and the first half of the kernel here.
     inner = ("wi_0", "wi_1") if gated else ("wi",)
     rows = [
         *_dense(f"{path}/self_attention/query_key_value", *(f"{attention}.{x}" for x in "qkv")),
         *_dense(f"{path}/self_attention/output_projection", f"{attention}.o"),
-        Row(f"{stack}_0/self_attention/{stack}_positions/table", (table,)),
+        Row(
+            f"{path}/self_attention/{stack}_positions/table",
+            (f"{attention}.relative_attention_bias.weight",),  # in T5, of the first block
+        ),
         *_dense(f"{path}/feed_forward/inner", *(f"{feed_forward}.{x}" for x in inner)),
         *_dense(f"{path}/feed_forward/outer", f"{feed_forward}.wo"),
         *rms_norm(f"{stack}_norm", f"{stack}.final_layer_norm"),
@@ -53,30 +56,34 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def _arguments(config: Config, named: Named) -> Arguments:
+def _arguments(config: Config, named: Named, own: Arguments, defaults: Fields) -> Arguments:
     config.only(is_decoder=False, pruned_heads={}, is_causal=True)
     if named.begins("decoder."):
         config.only(is_encoder_decoder=True)
-    form = config.text("feed_forward_proj", "relu")
+    form = config.text("feed_forward_proj", defaults["feed_forward_proj"])
     gate, _, name = form.rpartition("-")
     if gate not in ("", "gated"):
         config.refuse("feed_forward_proj", form, "an activation, or gated- and an activation")
     default = "gelu_new" if form == "gated-gelu" else name
     if "dense_act_fn" not in config.fields and default not in ACTIVATIONS:
         config.refuse("feed_forward_proj", form, f"one of {list(ACTIVATIONS)}, or gated- and one")
-    size = config.integer("vocab_size", 32128)
+    size = config.integer("vocab_size", defaults["vocab_size"])
     pad_id = config.integer("pad_token_id", 0, minimum=0, maximum=size - 1)
     start = config.integer("decoder_start_token_id", pad_id, minimum=0, maximum=size - 1)
+    end = config.fields.get("eos_token_id")
+    end = 1 if end is None else end
+    if type(end) is not int or not 0 <= end < size:
+        config.refuse("eos_token_id", end, f"an id from 0 to {size - 1}")
     tied = config.flag("tie_word_embeddings", True)
     untied = "lm_head.weight" in named.own and not named.same("lm_head.weight", "shared.weight")
     return {
         "vocabulary_size": size,
         "dim": config.integer("d_model", 512),
-        "num_layers": config.integer("num_layers", 6, maximum=1000),
+        "num_layers": config.integer("num_layers", defaults["num_layers"], maximum=1000),
         "num_decoder_layers": config.integer("num_decoder_layers", None, maximum=1000),
-        "num_heads": config.integer("num_heads", 8),
+        "num_heads": config.integer("num_heads", defaults["num_heads"]),
         "head_dim": config.integer("d_kv", 64),
-        "intermediate_dim": config.integer("d_ff", 2048),
+        "intermediate_dim": config.integer("d_ff", defaults["d_ff"]),
         "dropout": config.number("dropout_rate", 0.1, 1),
         "activation": config.activation("dense_act_fn", default),
         "gated": config.flag("is_gated_act", gate == "gated"),
@@ -86,27 +93,34 @@ def _arguments(config: Config, named: Named) -> Arguments:
         # Since version 5 of transformers `tie_word_embeddings` does not tell whether the output is
         # tied: it is not if the files have another tensor. A second field gives the output's scale.
         "tie_output": not untied and (tied or "lm_head.weight" not in named.own),
-        "scale_output": config.flag(  # null means false, as in transformers
+        "scale_output": config.fields["model_type"] != "mt5"
+        and config.flag(  # null means false, as in transformers
             "scale_decoder_outputs", tied and "scale_decoder_outputs" not in config.fields
         ),
         "pad_id": pad_id,
         "start_id": start,
+        "end_id": end,
+        **own,
     }
 
 
-ARCHITECTURES = {
-    "T5ForConditionalGeneration": Architecture(
-        lambda model, config: model, "language_model", prefixes=("decoder.",)
-    ),
-    "T5Model": Architecture(lambda model, config: models.backbone(model), prefixes=("decoder.",)),
-    "T5EncoderModel": Architecture(lambda model, config: models.encoder(model), "encoder"),
-}
+def _architectures(name: str) -> dict[str, Architecture]:
+    return {
+        f"{name}ForConditionalGeneration": Architecture(
+            lambda model, config: model, "language_model", prefixes=("decoder.",)
+        ),
+        f"{name}Model": Architecture(
+            lambda model, config: models.backbone(model), prefixes=("decoder.",)
+        ),
+        f"{name}EncoderModel": Architecture(lambda model, config: models.encoder(model), "encoder"),
+    }
 
 
 def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     activation = activation_name(given["activation"])
-    logits, decoder = architecture == "T5ForConditionalGeneration", architecture != "T5EncoderModel"
+    logits = architecture.endswith("ForConditionalGeneration")
+    decoder = not architecture.endswith("EncoderModel")
     layers, tied, scaled = given["num_decoder_layers"], given["tie_output"], given["scale_output"]
     start = given["start_id"]
     if logits and scaled not in (None, tied):
@@ -134,7 +148,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "tie_word_embeddings": tied or not logits,
         "is_encoder_decoder": decoder,
         "pad_token_id": saved_pad_id(model),
-        "eos_token_id": 1,
+        "eos_token_id": given.get("end_id", 1),  # models saved before it was an argument
         "decoder_start_token_id": given["pad_id"] if start is None else start,
     }
     if decoder:
@@ -144,26 +158,58 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     return fields
 
 
-T5 = Family(
-    model_type="t5",
-    builder=models.t5,
-    table=_table,
-    arguments=_arguments,
-    fields=_fields,
-    architectures=ARCHITECTURES,
-    names=Names(
+def _family(
+    model_type: str, is_of: Callable[[models.Model], bool], own: Arguments, **defaults: object
+) -> Family:
+    """A type of checkpoint.
+
+    Args:
+        model_type: str, in `config.json`.
+        is_of: see `Family`.
+        own: the arguments that tell it from the other types.
+        defaults: of the fields of `config.json` in which the types differ.
+    """
+    return Family(
+        model_type=model_type,
+        builder=models.t5,
+        table=_table,
+        arguments=partial(_arguments, own=own, defaults=defaults),
+        fields=_fields,
+        architectures=_architectures({"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}[model_type]),
+        is_of=is_of,
+        names=Names(
+            aliases={
+                "encoder.embed_tokens.weight": "shared.weight",
+                "decoder.embed_tokens.weight": "shared.weight",
+                "lm_head.weight": "shared.weight",
+            },
+            # An unused tensor of the first released files.
+            ignored=(
+                r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+            ),
+        ),
         aliases={
-            "encoder.embed_tokens.weight": "shared.weight",
-            "decoder.embed_tokens.weight": "shared.weight",
-            "lm_head.weight": "shared.weight",
+            "hidden_size": "d_model",
+            "num_attention_heads": "num_heads",
+            "num_hidden_layers": "num_layers",
+            "head_dim": "d_kv",
         },
-        # An unused tensor of the first released files.
-        ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
-    ),
-    aliases={
-        "hidden_size": "d_model",
-        "num_attention_heads": "num_heads",
-        "num_hidden_layers": "num_layers",
-        "head_dim": "d_kv",
-    },
-)
+    )
+
+
+_MULTILINGUAL: Fields = {
+    "vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
+    "feed_forward_proj": "gated-gelu",
+}  # fmt: skip
+T5 = _family(
+    "t5", lambda model: True, {},
+    vocab_size=32128, d_ff=2048, num_layers=6, num_heads=8, feed_forward_proj="relu",
+)  # fmt: skip
+MT5 = _family(
+    "mt5", lambda model: model.arguments.get("multilingual", False), {"multilingual": True},
+    **_MULTILINGUAL,
+)  # fmt: skip
+UMT5 = _family(
+    "umt5", lambda model: not model.arguments.get("shared_positions", True),
+    {"shared_positions": False}, **_MULTILINGUAL,
+)  # fmt: skip

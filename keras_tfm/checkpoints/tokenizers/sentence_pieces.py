@@ -17,7 +17,7 @@ from keras_tfm.runtime.tokenizers.tokenizer_limits import check_sentence_piece
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 # Values of `ModelProto.SentencePiece.type` and `TrainerSpec.model_type`.
 _CONTROL, _USER_DEFINED = 3, 4
-_UNIGRAM, _BPE = 1, 2
+UNIGRAM, _BPE = 1, 2
 
 
 class SentencePieceModel(NamedTuple):
@@ -42,7 +42,7 @@ def read_model(file: Path) -> SentencePieceModel:
     Raises:
         ValueError: the file is damaged.
     """
-    pieces, kinds, algorithm, characters = [], [], _UNIGRAM, b""
+    pieces, kinds, algorithm, characters = [], [], UNIGRAM, b""
     content = file.read_bytes()
     check_sentence_piece(content)
     # Field 1 of the model is a piece, 2 the training's settings, 3 the normalisation's.
@@ -55,7 +55,7 @@ def read_model(file: Path) -> SentencePieceModel:
             pieces.append((inner.get(1, b"").decode("utf-8"), score))
             kinds.append(int(inner.get(3, 1)))
         elif number == 2:
-            algorithm = int(dict(message_fields(value)).get(3, _UNIGRAM))
+            algorithm = int(dict(message_fields(value)).get(3, UNIGRAM))
         elif number == 3:
             characters = bytes(dict(message_fields(value)).get(2, b""))
     if not pieces:
@@ -112,7 +112,7 @@ def albert(settings: TokenizerSettings, file: Path) -> Tokenizer:
     package = settings.package
     normalizers = package.normalizers
     with reading(file):
-        model = _of_kind(read_model(file), _UNIGRAM)
+        model = _of_kind(read_model(file), UNIGRAM)
         tokenizer = package.Tokenizer(
             package.models.Unigram(model.pieces, unk_id=1, byte_fallback=False)
         )
@@ -144,7 +144,7 @@ def xlm_roberta(settings: TokenizerSettings, file: Path) -> Tokenizer:
     names |= {"cls": "<s>", "mask": "<mask>"}
     texts = {name: settings.text(name, token) for name, token in names.items()}
     with reading(file):
-        model = _of_kind(read_model(file), _UNIGRAM)
+        model = _of_kind(read_model(file), UNIGRAM)
         first = [(texts[name], 0.0) for name in ("bos", "pad", "eos", "unk")]
         pieces = [*first, *model.pieces[3:], (texts["mask"], 0.0)]
         tokenizer = package.Tokenizer(package.models.Unigram(pieces, unk_id=3, byte_fallback=False))
@@ -189,31 +189,39 @@ def t5(settings: TokenizerSettings, file: Path) -> Tokenizer:
 def _byte_pairs(
     settings: TokenizerSettings, file: Path, **options: object
 ) -> tuple[Tokenizer, list[object]]:
-    """A BPE tokenizer with bytes as fallback, and the tokens to add to it.
-
-    Merges are not stored: two pieces are merged if the result is a piece, the first ones first.
-    """
+    """A BPE tokenizer with bytes as fallback, and the tokens to add to it."""
     package = settings.package
     with reading(file):
         model = _of_kind(read_model(file), _BPE)
         ids = {piece: i for i, (piece, _) in enumerate(model.pieces)}
-        merges = []
-        for piece, i in ids.items():
-            halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
-            found = [(a, b) for a, b in halves if a in ids and b in ids]
-            found.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-            merges += [(i, len(a), len(b), a, b) for a, b in found]
-        merges.sort(key=lambda x: x[:3])
         tokenizer = package.Tokenizer(
             package.models.BPE(
                 vocab=ids,
-                merges=[(a, b) for *_, a, b in merges],
+                merges=merges_of(ids),
                 fuse_unk=True,
                 byte_fallback=True,
                 **options,
             )
         )
     return tokenizer, _added_tokens(package, model)
+
+
+def merges_of(ranks: dict[str, int]) -> list[tuple[str, str]]:
+    """The merges of a BPE model of SentencePiece, which it does not store.
+
+    Two pieces are merged if the result is a piece, the first ones first.
+
+    Args:
+        ranks: dict from each piece to its place in the model.
+    """
+    merges = []
+    for piece, i in ranks.items():
+        halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+        found = [(a, b) for a, b in halves if a in ranks and b in ranks]
+        found.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        merges += [(i, len(a), len(b), a, b) for a, b in found]
+    merges.sort(key=lambda x: x[:3])
+    return [(a, b) for *_, a, b in merges]
 
 
 def _added_tokens(package: Package, model: SentencePieceModel) -> list[object]:
@@ -227,7 +235,7 @@ def _added_tokens(package: Package, model: SentencePieceModel) -> list[object]:
 
 def _of_kind(model: SentencePieceModel, algorithm: int) -> SentencePieceModel:
     if model.algorithm != algorithm:
-        names = {_UNIGRAM: "unigram", _BPE: "BPE", 3: "word", 4: "character"}
+        names = {UNIGRAM: "unigram", _BPE: "BPE", 3: "word", 4: "character"}
         raise ValueError(
             f"expected a {names[algorithm]} model, got a {names.get(model.algorithm)} model"
         )

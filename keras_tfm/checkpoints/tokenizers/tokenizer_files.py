@@ -5,7 +5,7 @@ from pathlib import Path
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.checkpoints.config import Config
-from keras_tfm.checkpoints.tokenizers import byte_pairs, sentence_pieces
+from keras_tfm.checkpoints.tokenizers import byte_pairs, languages, sentence_pieces
 from keras_tfm.checkpoints.tokenizers.marian_pieces import marian
 from keras_tfm.checkpoints.tokenizers.tokenizer_settings import (
     Tokenizer,
@@ -20,7 +20,10 @@ SPARE_ROWS = 1024
 
 
 def load_tokenizer(
-    folder: str | Path, target: bool = False, vocabulary_size: int | None = None
+    folder: str | Path,
+    target: bool = False,
+    vocabulary_size: int | None = None,
+    language: str | None = None,
 ) -> Tokenizer:
     """Loads the tokenizer of a folder saved by `transformers`, with the same ids for every text.
 
@@ -28,15 +31,18 @@ def load_tokenizer(
         folder: str or Path, contains `tokenizer.json`, or the files of a tokenizer class:
             `vocab.txt` (BERT, DistilBERT, ELECTRA), `vocab.json` and `merges.txt` (GPT, GPT-2,
             GPT-Neo, RoBERTa, BART, Qwen), `spiece.model` (T5, ALBERT), `sentencepiece.bpe.model`
-            (XLM-R), `tokenizer.model` (Llama, Gemma) or `source.spm`, `target.spm` and
-            `vocab.json` (Marian). The class is that of `tokenizer_config.json`, or else follows
-            from the model type in `config.json`. Added tokens and other settings are read from
-            `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`, which are
-            optional.
+            (XLM-R), `tokenizer.model` (Llama, Gemma), `source.spm`, `target.spm` and `vocab.json`
+            (Marian), or `sentencepiece.bpe.model` and `vocab.json` (M2M-100). The class is that of
+            `tokenizer_config.json`, or else follows from the model type in `config.json`. Added
+            tokens and other settings are read from `tokenizer_config.json`,
+            `special_tokens_map.json` and `added_tokens.json`, which are optional.
         target: bool, whether to load the tokenizer of target texts, which Marian has. It also
             decodes generated tokens, as the other one does if both have one vocabulary.
         vocabulary_size: int, number of token ids of the model, if it is loaded with another number
             than the folder's: for a tokenizer with added tokens. Default: that of `config.json`.
+        language: str, the language of the texts, whose token M2M-100 ("en"), NLLB ("eng_Latn") and
+            mBART ("en_XX") put before or after a text. Default: `src_lang` of the settings, or
+            English.
 
     Returns:
         A `tokenizers.Tokenizer`: `tokenizer.encode(text).ids`, with the model's special tokens
@@ -49,8 +55,8 @@ def load_tokenizer(
         FileNotFoundError: the folder does not exist, or has none of these files.
         ValueError: a file is damaged; the class is another one, and there is no `tokenizer.json`;
             an added token gets another id than the settings say; or the vocabulary is larger than
-            the model's, `vocab_size` in `config.json`, or smaller by more than 1,024; or `target`
-            is True for another model than Marian.
+            the model's, `vocab_size` in `config.json`, or smaller by more than 1,024; `target` is
+            True for another model than Marian; or the tokenizer does not have the `language`.
         ModuleNotFoundError: `tokenizers`, or for T5 and Marian `sentencepiece`, is not installed.
 
     Example:
@@ -80,6 +86,7 @@ def load_tokenizer(
             tokenizer.no_padding()
     else:
         tokenizer = _of_vocabulary(settings, config, target)
+    languages.set_language(settings, tokenizer, _class_of(settings, config), language)
     size = "decoder_vocab_size" if target else "vocab_size"
     check_integer("vocabulary_size", vocabulary_size, optional=True)
     if vocabulary_size is None and config is not None:
@@ -101,9 +108,8 @@ def _check_size(folder: Path, tokenizer: Tokenizer, rows: int) -> None:
 
 def _of_vocabulary(settings: TokenizerSettings, config: Config | None, target: bool) -> Tokenizer:
     """The tokenizer of a folder without `tokenizer.json`, by its class in transformers."""
-    folder = settings.folder
+    folder, name = settings.folder, _class_of(settings, config)
     model_type = None if config is None else config.fields.get("model_type")
-    name = settings.tokenizer_class or _OF_MODEL_TYPE.get(str(model_type))
     if name is None and model_type is None:
         name = next((x for x in _UNNAMED if _has(folder, _CLASSES[x][0])), "BertTokenizer")
     if name not in _CLASSES:
@@ -119,6 +125,12 @@ def _of_vocabulary(settings: TokenizerSettings, config: Config | None, target: b
         )
     options = {"is_target": target} if make is marian else {}
     return make(settings, *(folder / file for file in files), **options)
+
+
+def _class_of(settings: TokenizerSettings, config: Config | None) -> str | None:
+    """The class in transformers, of the settings or of the model type."""
+    model_type = None if config is None else config.fields.get("model_type")
+    return settings.tokenizer_class or _OF_MODEL_TYPE.get(str(model_type))
 
 
 def _has(folder: Path, files: tuple[str, ...]) -> bool:
@@ -169,7 +181,8 @@ _CLASSES: dict[str, tuple[tuple[str, ...], Callable[..., Tokenizer]]] = {
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer"), (_PAIRS, byte_pairs.roberta)),
     "Qwen2Tokenizer": (_PAIRS, byte_pairs.qwen2),
     "MarianTokenizer": (("source.spm", "target.spm", "vocab.json"), marian),
-    "T5Tokenizer": (("spiece.model",), sentence_pieces.t5),
+    **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer"), (("spiece.model",), sentence_pieces.t5)),
+    "M2M100Tokenizer": (("sentencepiece.bpe.model", "vocab.json"), languages.m2m_100),
     "AlbertTokenizer": (("spiece.model",), sentence_pieces.albert),
     "XLMRobertaTokenizer": (("sentencepiece.bpe.model",), sentence_pieces.xlm_roberta),
     "LlamaTokenizer": (("tokenizer.model",), sentence_pieces.llama),

@@ -78,7 +78,7 @@ class TokenizerSettings:
             if token is not None and token.content not in known:
                 known.add(token.content)
                 tokens.append(token)
-        extra = [] if more else self._extra()
+        extra = [] if more else self.extra()
         tokens += [token for token in (*more, *extra) if token.content not in known]
         tokenizer.add_tokens(tokens)
         for i, token in numbered.items():
@@ -107,7 +107,7 @@ class TokenizerSettings:
         with reading(self.folder / "tokenizer_config.json"):
             if entries is not None:
                 return {int(i): self._token(x) for i, x in entries.items()}
-        names = {self.text(name, "") for name in _SPECIAL} | {x.content for x in self._extra()}
+        names = {self.text(name, "") for name in _SPECIAL} | {x.content for x in self.extra()}
         file = self.folder / "added_tokens.json"
         with reading(file):
             return {
@@ -117,7 +117,7 @@ class TokenizerSettings:
                 for token, i in self._read(file.name).items()
             }
 
-    def _extra(self) -> list[Token]:
+    def extra(self) -> list[Token]:
         """Special tokens without a name."""
         extra = self.get("extra_special_tokens") or self.get("additional_special_tokens") or []
         values = extra.values() if isinstance(extra, dict) else extra

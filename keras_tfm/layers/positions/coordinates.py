@@ -74,6 +74,11 @@ class Span:
             return positions
         return ops.maximum(positions - ops.expand_dims(self.padding, 1), 0)
 
+    def shifted(self, offset: int) -> "Span":
+        """The positions that are larger by `offset`."""
+        limit = None if self.limit is None else self.limit + offset
+        return Span(self.start + offset, self.length, limit, self.together, self.padding)
+
     def part(self, rows: slice) -> "Span":
         """The positions `rows` of a span with a known length."""
         first, last, _ = rows.indices(self.length)

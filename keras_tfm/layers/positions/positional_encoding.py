@@ -5,12 +5,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.arguments import check_positive
+from keras_tfm.arguments import check_integer, check_positive
 from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.decoding.scope import positions_of
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.multi_head_attention.heads import merge_last
+from keras_tfm.layers.positions.coordinates import Span
 from keras_tfm.layers.positions.sinusoids import angular_frequencies, sinusoids
 from keras_tfm.layers.types import Config, Shape, Tensor
 
@@ -33,6 +34,8 @@ class PositionalEncoding(RematerializedLayer):
         dropout: float, dropout rate of the sum.
         interleaved: bool, sines and cosines alternate (True), or all sines come first (False), as
             in the checkpoints of Marian and Pegasus.
+        offset: int, added to every position, as in the checkpoints of M2M-100, where the first
+            token has position 2.
 
     Call arguments:
         inputs: float tensor (..., T, D).
@@ -60,13 +63,16 @@ class PositionalEncoding(RematerializedLayer):
         max_wavelength: float = 10000.0,
         dropout: float = 0.0,
         interleaved: bool = True,
+        offset: int = 0,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
         check_positive("max_wavelength", max_wavelength)
+        check_integer("offset", offset, minimum=0)
         self.max_wavelength = max_wavelength
         self.dropout = dropout
         self.interleaved = interleaved
+        self.offset = offset
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
@@ -81,7 +87,10 @@ class PositionalEncoding(RematerializedLayer):
         """(..., T, D) -> (..., T, D)."""
         dim = inputs.shape[-1]
         frequencies = angular_frequencies(dim, self.max_wavelength)
-        pairs = sinusoids(positions_of(inputs, positions), frequencies)  # (..., T, ceil(D/2), 2)
+        where = positions_of(inputs, positions)
+        if self.offset:
+            where = where.shifted(self.offset) if isinstance(where, Span) else where + self.offset
+        pairs = sinusoids(where, frequencies)  # (..., T, ceil(D/2), 2)
         if self.interleaved:
             encoding = merge_last(pairs)
         else:
@@ -102,4 +111,5 @@ class PositionalEncoding(RematerializedLayer):
             "max_wavelength": self.max_wavelength,
             "dropout": self.dropout,
             "interleaved": self.interleaved,
+            "offset": self.offset,
         }

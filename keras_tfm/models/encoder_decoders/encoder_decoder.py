@@ -1,6 +1,6 @@
-"""The encoder-decoder that BART, mBART, Pegasus and Marian share."""
+"""The encoder-decoder that BART, mBART, Pegasus, Marian and M2M-100 share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,6 +146,7 @@ class EncoderDecoderArguments:
         learned_positions: bool = False,
         embedding_norm: bool = False,
         target_vocabulary_size: int | None = None,
+        sinusoids: Mapping[str, Any] | None = None,
     ) -> Model:
         """The model; see `EncoderDecoder` for the arguments.
 
@@ -161,7 +162,8 @@ class EncoderDecoderArguments:
             max_length=self.max_length, output_bias=self.output_bias, pad_id=self.pad_id,
             start_id=self.start_id, normalize_first=normalize_first,
             learned_positions=learned_positions, embedding_norm=embedding_norm,
-            target_vocabulary_size=target_vocabulary_size, dtype=self.dtype,
+            target_vocabulary_size=target_vocabulary_size, sinusoids=sinusoids or {},
+            dtype=self.dtype,
         )  # fmt: skip
         return parts.build(self.name)
 
@@ -172,6 +174,7 @@ class EncoderDecoder(Blocks):
 
     Attributes:
         learned_positions: bool, learned positions (True), or sinusoids, sines first.
+        sinusoids: dict, more arguments of `PositionalEncoding`.
         embedding_norm: bool, whether the sum of embedding and position is normalised.
         pad_id, start_id: int, see `bart`. The model records these, not None as given to `marian`.
     """
@@ -186,6 +189,7 @@ class EncoderDecoder(Blocks):
     target_vocabulary_size: int | None = None
     learned_positions: bool = False
     embedding_norm: bool = False
+    sinusoids: Mapping[str, Any] = field(default_factory=dict)
     initializer: Initializer = field(
         default_factory=lambda: keras.initializers.RandomNormal(stddev=0.02)
     )
@@ -247,7 +251,7 @@ class EncoderDecoder(Blocks):
                 self.max_length, initializer=self.initializer, offset=2, **options
             )(x)
         else:
-            x = PositionalEncoding(interleaved=False, **options)(x)
+            x = PositionalEncoding(interleaved=False, **self.sinusoids, **options)(x)
         if self.embedding_norm:
             x = self._norm(x, f"{stack}_embedding_norm")
         return Dropout(self.dropout, dtype=self.dtype, name=f"{stack}_dropout")(x)

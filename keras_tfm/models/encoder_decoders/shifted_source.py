@@ -9,7 +9,7 @@ from keras_tfm.models import identity
 from keras_tfm.models.model import Model
 
 # The families whose classifiers read the source as target, too.
-SHIFTED = ("bart", "mbart", "pegasus", "marian")
+SHIFTED = ("bart", "mbart", "pegasus", "marian", "m2m_100")
 
 
 def with_shifted_source(model: keras.Model) -> keras.Model:
@@ -18,12 +18,12 @@ def with_shifted_source(model: keras.Model) -> keras.Model:
     For models with a start token and an end token, such as `bart` (arXiv:1910.13461, section 3.1).
     Other models are returned as they are. The layers and weights are those of the model.
     """
-    arguments = identity.identity_of(model).arguments
+    family, arguments = identity.identity_of(model).family, identity.identity_of(model).arguments
     x = identity.features_of(model)
-    if "end_id" not in arguments or x is None or not isinstance(model.input, dict):
+    if family not in SHIFTED or x is None or not isinstance(model.input, dict):
         return model
     source = model.input["source"]
-    if identity.identity_of(model).family == "mbart":
+    if family == "mbart":
         # The last token of a source is its language, with which the target starts.
         real = ops.cast(ops.not_equal(source, arguments["pad_id"]), "int32")
         # Not their number: the padding id may be a token between others.
@@ -43,10 +43,9 @@ def end_token_features(model: keras.Model, features: Tensor) -> Tensor | None:
     They have seen the whole text. Zeros for a row without an end token. None if the model does not
     read its source as target, see `with_shifted_source`.
     """
-    arguments = identity.identity_of(model).arguments
-    if "end_id" not in arguments or isinstance(model.input, dict):
+    if identity.identity_of(model).family not in SHIFTED or isinstance(model.input, dict):
         return None
-    end_id = arguments["end_id"]
+    end_id = identity.identity_of(model).arguments["end_id"]
     if not isinstance(end_id, int):
         raise ValueError(f"{model.name}: this head needs one end_id, got {end_id!r}")
     marker = identity.features_marker(model)

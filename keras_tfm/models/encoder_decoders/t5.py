@@ -23,10 +23,14 @@ from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
 _V11: Arguments = {"gated": True, "activation": gelu_tanh, "tie_output": False}
+_MADLAD: Arguments = {**_V11, "pad_id": 1, "start_id": 0, "end_id": 2}
 
 # Sections 2.1 and 3.7 of the paper. "v1.1...": the configurations released in
 # github.com/google-research/text-to-text-transfer-transformer, released_checkpoints.md, with the
 # feed-forward networks of "GLU Variants" (arXiv:2002.05202). Use: t5(32128, **SIZES["small"]).
+# "mt5-..." (arXiv:2010.11934) and "umt5-..." (arXiv:2304.09151): the sizes of version 1.1, with
+# 250,112 and 256,384 ids. "madlad-..." (arXiv:2309.04662): the configurations released as
+# google/madlad400-3b-mt and so on, with 256,000 ids.
 SIZES: dict[str, Arguments] = {
     "small": {
         "dim": 512, "num_layers": 6, "num_heads": 8, "head_dim": 64, "intermediate_dim": 2048,
@@ -64,7 +68,27 @@ SIZES: dict[str, Arguments] = {
         "dim": 4096, "num_layers": 24, "num_heads": 64, "head_dim": 64, "intermediate_dim": 10240,
         **_V11,
     },
+    "madlad-3b": {
+        "dim": 1024, "num_layers": 32, "num_heads": 16, "head_dim": 128, "intermediate_dim": 8192,
+        **_MADLAD,
+    },
+    "madlad-7b": {
+        "dim": 2048, "num_layers": 48, "num_heads": 16, "head_dim": 128, "intermediate_dim": 8192,
+        **_MADLAD,
+    },
+    "madlad-10b": {
+        "dim": 2048, "num_layers": 32, "num_heads": 32, "head_dim": 128, "intermediate_dim": 16384,
+        **_MADLAD,
+    },
 }  # fmt: skip
+SIZES |= {
+    f"mt5-{x}": {**SIZES[f"v1.1-{x}"], "multilingual": True}
+    for x in ("small", "base", "large", "xl", "xxl")
+}
+SIZES |= {
+    f"umt5-{x}": {**SIZES[f"v1.1-{x}"], "shared_positions": False}
+    for x in ("small", "base", "xl", "xxl")
+}
 
 
 @builder
@@ -86,16 +110,19 @@ def t5(
     scale_output: bool | None = None,
     pad_id: int = 0,
     start_id: int | None = None,
+    end_id: int = 1,
+    shared_positions: bool = True,
+    multilingual: bool = False,
     name: str = "t5",
     dtype: DType = None,
 ) -> Model:
-    """T5, an encoder-decoder with relative positions, from token ids to logits.
+    """T5, mT5, uMT5 or MADLAD, encoder-decoders with relative positions, from ids to logits.
 
     Pre-norm blocks with RMS norms, no biases, scores that are not divided by sqrt(K), and one
-    `RelativePositionBias` per stack. In the source, `pad_id` is padding. In the target it is also
-    the start token of most checkpoints, so the target is not masked: its padding comes after the
-    text, where causal attention does not see it. For training, let targets start with `start_id`
-    and ignore class `pad_id` in the loss.
+    `RelativePositionBias` per stack, or in uMT5 per block. In the source, `pad_id` is padding. In
+    the target it is also the start token of most checkpoints, so the target is not masked: its
+    padding comes after the text, where causal attention does not see it. For training, let targets
+    start with `start_id` and ignore class `pad_id` in the loss.
 
     Args:
         vocabulary_size: int, number of token ids of source and target (V).
@@ -112,6 +139,10 @@ def t5(
             Default: `tie_output`.
         start_id: int, the token with which a target starts. It does not change the model; it is
             loaded and saved with a checkpoint. Default: `pad_id`.
+        end_id: int, the token at which a text ends; as `start_id`.
+        shared_positions: bool, whether all blocks of a stack share a `RelativePositionBias` (True),
+            or each has its own, as in uMT5, which is then the type of a saved checkpoint.
+        multilingual: bool, whether a saved checkpoint is of type "mt5". The model is the same.
 
     Returns:
         A functional model from `source` (B, S) and `target` (B, T), int32, to logits (B, T, V).
@@ -176,6 +207,7 @@ def t5(
     source = keras.Input((None,), dtype="int32", name="source")
     x, bias = embedding_dropout(embedding(source)), positions("encoder_positions")
     for i in range(num_layers):
+        bias = bias if shared_positions else positions("encoder_positions")
         x = TransformerEncoderBlock(**parts(bias, causal=False), name=f"encoder_{i}")(x)
     encoders = [f"encoder_{i}" for i in range(num_layers)]
     x = ending(x, "encoder")
@@ -187,6 +219,7 @@ def t5(
     bias = positions("decoder_positions")
     decoders = num_layers if num_decoder_layers is None else num_decoder_layers
     for i in range(decoders):
+        bias = bias if shared_positions else positions("decoder_positions")
         x = TransformerDecoderBlock(
             **parts(bias, causal=True),
             cross_attention=MultiHeadCrossAttention(num_heads, name="cross_attention", **attention),
