@@ -12,10 +12,12 @@ from keras_tfm.checkpoints.keras_hub.preprocessing import Preprocessing
 from keras_tfm.checkpoints.sentence_transformers import load_sentence_transformer
 from keras_tfm.checkpoints.tokenizers.chat_templates import load_chat_template
 from keras_tfm.checkpoints.tokenizers.tokenizer_files import load_tokenizer
+from keras_tfm.checkpoints.trim import TrimmedVocabulary, trim_vocabulary
 
 __all__ = [
     "KerasHubImport",
     "Preprocessing",
+    "TrimmedVocabulary",
     "copy_keras_hub_weights",
     "from_keras_hub",
     "load_chat_template",
@@ -25,4 +27,5 @@ __all__ = [
     "load_tokenizer",
     "save_huggingface",
     "to_keras_hub",
+    "trim_vocabulary",
 ]

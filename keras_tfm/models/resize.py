@@ -1,7 +1,7 @@
 """Copies a model with another vocabulary or another number of positions."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -59,14 +59,7 @@ def resize_vocabulary(
     """
     check_integer("vocabulary_size", vocabulary_size)
     check_integer("target_vocabulary_size", target_vocabulary_size, optional=True)
-    identity = identity_of(model)
-    given = identity.arguments
-    has_ids = any(isinstance(x, TokenEmbedding) for x in sublayers(model))
-    if "vocabulary_size" not in given or not has_ids or identity.family in _FIXED:
-        raise ValueError(
-            f"expected a model with a vocabulary of texts, got {model.name!r}, "
-            + (f"of models.{identity.family}" if identity.family else "composed by hand")
-        )
+    given = _arguments_of(model)
     apart = given.get(_TARGET) is not None
     if target_vocabulary_size is not None and not apart:
         raise ValueError(
@@ -81,13 +74,79 @@ def resize_vocabulary(
     def change(layer: Any, config: Config) -> dict[str, Any]:
         of_target = apart and layer.name != "source_embedding"
         size = sizes[_TARGET if of_target else "vocabulary_size"]
-        if isinstance(layer, TokenEmbedding):
-            return {**config, "vocabulary_size": size}
-        if isinstance(layer, keras.layers.Dense) and layer.name == "output":
-            return {**config, "units": size}
-        return config
+        return _with_size(layer, config, size)
 
     return _copy(model, sizes, change, lambda rows: rows.mean(0))
+
+
+def select_ids(model: keras.Model, kept: Sequence[int]) -> Model:
+    """Copies a model with some of its token ids, which become 0, 1, ... in this order.
+
+    The special tokens among the model's arguments and the padding ids of its layers are renumbered.
+
+    Args:
+        model: as for `resize_vocabulary`, with one vocabulary.
+        kept: ascending ids, the special tokens of `special_ids` included.
+
+    Raises:
+        ValueError: as `resize_vocabulary`; or a layer reads an id that is no argument of it.
+    """
+    given = _arguments_of(model)
+    if given.get(_TARGET) is not None:
+        raise ValueError(f"{model.name}: source and target must share their ids, got two tables")
+    if "projection_dim" in given and given.get("end_id", 0) is None:
+        raise ValueError(f"{model.name}: end_id must be an id, as it pools the largest otherwise")
+    new = {old: i for i, old in enumerate(kept)}
+    fields: dict[str, Any] = {"vocabulary_size": len(kept)}
+    for name in special_ids(model):
+        value = given[name]
+        several = isinstance(value, list | tuple)
+        fields[name] = [new[x] for x in value if x in new] if several else new[value]
+
+    def change(layer: Any, config: Config) -> dict[str, Any]:
+        changed = {**_with_size(layer, config, len(kept))}
+        for name in ("mask_id", "end_id"):
+            if config.get(name) is not None:
+                changed[name] = new.get(config[name], config[name])  # -1 is no id
+        return changed
+
+    return _copy(model, fields, change, lambda rows: rows.mean(0), kept)
+
+
+def special_ids(model: keras.Model) -> dict[str, list[int]]:
+    """The ids of special tokens among the model's arguments, by argument.
+
+    Of lists of tokens that are never generated, an id need not be kept.
+    """
+    found = {}
+    for name, value in _arguments_of(model).items():
+        if name.endswith(("_id", "_ids")):
+            ids = value if isinstance(value, list | tuple) else [value]
+            ids = [x for x in ids if isinstance(x, int) and x >= 0]
+            if ids:
+                found[name] = ids
+    return found
+
+
+def _arguments_of(model: keras.Model) -> Mapping[str, Any]:
+    """The builder's arguments of a model with a vocabulary of texts."""
+    identity = identity_of(model)
+    has_ids = any(isinstance(x, TokenEmbedding) for x in sublayers(model))
+    if "vocabulary_size" not in identity.arguments or not has_ids or identity.family in _FIXED:
+        raise ValueError(
+            f"expected a model with a vocabulary of texts, got {model.name!r}, "
+            + (f"of models.{identity.family}" if identity.family else "composed by hand")
+        )
+    return identity.arguments
+
+
+def _with_size(layer: Any, config: Config, size: int) -> Config:
+    """The configuration of a layer, with another number of ids if it has a row for each."""
+    if isinstance(layer, TokenEmbedding):
+        return {**config, "vocabulary_size": size}
+    if isinstance(layer, keras.layers.Dense) and layer.name == "output":
+        return {**config, "units": size}
+    return config
 
 
 def _check_ids(model: keras.Model, given: Mapping[str, Any], size: int) -> None:
@@ -134,11 +193,16 @@ def resize_positions(model: keras.Model, max_length: int) -> Model:
 
 def _copy(
     model: keras.Model,
-    fields: Mapping[str, int],
+    fields: Mapping[str, Any],
     change: Callable[[Any, dict[str, Any]], dict[str, Any]],
     new_row: Callable[[np.ndarray], np.ndarray],
+    kept: Sequence[int] | None = None,
 ) -> Model:
-    """The copy, with `fields` among the arguments; new rows are `new_row` of the old ones."""
+    """The copy, with `fields` among the arguments; new rows are `new_row` of the old ones.
+
+    Args:
+        kept: indices of the rows of tables of another size. Default: the first ones.
+    """
     quantized = [x.path for x in sublayers(model) if getattr(x, "quantization_mode", None)]
     if quantized:
         raise ValueError(f"{model.name}: quantized layers cannot be resized, got {quantized[0]}")
@@ -170,6 +234,9 @@ def _copy(
             new.assign(ops.copy(weight))  # JAX gives arrays away: no two models share one
             continue
         (axis,) = (i for i, (a, b) in enumerate(zip(shape, wanted, strict=True)) if a != b)
+        if kept is not None:
+            new.assign(ops.take(weight, kept, axis=axis))
+            continue
         rows = np.moveaxis(ops.convert_to_numpy(ops.cast(weight, "float32")), axis, 0)
         added = max(0, wanted[axis] - len(rows))
         rows = np.concatenate([rows[: wanted[axis]], [new_row(rows)] * added]) if added else rows

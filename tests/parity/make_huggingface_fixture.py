@@ -207,6 +207,14 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
         "11b": (24, 1024, 128, 128, 65536), "v1.1-small": (8, 512, 6, 64, 1024),
         "v1.1-base": (12, 768, 12, 64, 2048), "v1.1-large": (24, 1024, 16, 64, 2816),
         "v1.1-xl": (24, 2048, 32, 64, 5120), "v1.1-xxl": (24, 4096, 64, 64, 10240),
+        "madlad-3b": (32, 1024, 16, 128, 8192), "madlad-7b": (48, 2048, 16, 128, 8192),
+        "madlad-10b": (32, 2048, 32, 128, 16384),
+    }  # fmt: skip
+    t5 |= {f"mt5-{x[5:]}": t5[x] for x in list(t5) if x.startswith("v1.1")}
+    t5 |= {f"u{x}": t5[x] for x in list(t5) if x.startswith("mt5") and x != "mt5-large"}
+    m2m = {
+        "418m": (12, 1024, 4096), "1.2b": (24, 1024, 8192), "nllb-600m": (12, 1024, 4096),
+        "nllb-1.3b": (24, 1024, 8192), "nllb-3.3b": (24, 2048, 8192),
     }  # fmt: skip
     neo = {
         "gpt-neo-125m": (12, 768, 12), "gpt-neo-1.3b": (24, 2048, 16),
@@ -218,7 +226,9 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
         "gemma2-27b": (46, 4608, 32, 16, 128, 36864), "gemma3-270m": (18, 640, 4, 1, 256, 2048),
         "gemma3-1b": (26, 1152, 4, 1, 256, 6912),
     }  # fmt: skip
-    counts: dict[str, dict[str, dict]] = {"bert": {}, "gpt": {}, "gemma": {}, "t5": {}}
+    counts: dict[str, dict[str, dict]] = {
+        "bert": {}, "gpt": {}, "gemma": {}, "t5": {}, "m2m_100": {},
+    }  # fmt: skip
     with torch.device("meta"):
         for size, (layers, dim) in bert.items():
             config = transformers.BertConfig(
@@ -250,13 +260,24 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
             )  # fmt: skip
             counts["gemma"][size] = counted(model(config), vocabulary)
         for size, (layers, dim, heads, channels, inner) in t5.items():
-            new = size.startswith("v1.1")
-            config = transformers.T5Config(
-                d_model=dim, num_layers=layers, num_heads=heads, d_kv=channels, d_ff=inner,
-                feed_forward_proj="gated-gelu" if new else "relu",
+            kind = size.partition("-")[0]
+            new = "-" in size
+            vocabulary = {"mt5": 250112, "umt5": 256384, "madlad": 256000}.get(kind, 32128)
+            name = {"mt5": "MT5", "umt5": "UMT5"}.get(kind, "T5")
+            model = getattr(transformers, f"{name}ForConditionalGeneration")
+            config = model.config_class(
+                vocab_size=vocabulary, d_model=dim, num_layers=layers, num_heads=heads,
+                d_kv=channels, d_ff=inner, feed_forward_proj="gated-gelu" if new else "relu",
             )  # fmt: skip
-            model = transformers.T5ForConditionalGeneration(config)
-            counts["t5"][size] = counted(model, 32128, own_output=new)
+            counts["t5"][size] = counted(model(config), vocabulary, own_output=new)
+        for size, (layers, dim, inner) in m2m.items():
+            vocabulary = 256206 if size.startswith("nllb") else 128112
+            config = transformers.M2M100Config(
+                vocab_size=vocabulary, d_model=dim, encoder_layers=layers, decoder_layers=layers,
+                encoder_ffn_dim=inner, decoder_ffn_dim=inner,
+            )  # fmt: skip
+            model = transformers.M2M100ForConditionalGeneration(config)
+            counts["m2m_100"][size] = counted(model, vocabulary)
     return counts
 
 

@@ -47,8 +47,7 @@ def m2m_100(settings: TokenizerSettings, file: Path, vocabulary: Path) -> Tokeni
         model = read_model(file)
         scores = {piece: score for piece, score in model.pieces if piece in ids}
         if model.algorithm == UNIGRAM:
-            # A piece that the model lacks is not found in texts.
-            lowest = min(scores.values(), default=0.0) - 1e6
+            lowest = min(scores.values(), default=0.0)  # the score of no other piece is lower
             pieces = [(x, scores.get(x, lowest)) for x in sorted(ids, key=ids.__getitem__)]
             core = package.models.Unigram(pieces, unk_id=ids[special["unk"]], byte_fallback=False)
         else:

@@ -74,7 +74,7 @@ class Span:
             return positions
         return ops.maximum(positions - ops.expand_dims(self.padding, 1), 0)
 
-    def shifted(self, offset: int) -> "Span":
+    def shift(self, offset: int) -> "Span":
         """The positions that are larger by `offset`."""
         limit = None if self.limit is None else self.limit + offset
         return Span(self.start + offset, self.length, limit, self.together, self.padding)

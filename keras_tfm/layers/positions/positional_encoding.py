@@ -89,7 +89,7 @@ class PositionalEncoding(RematerializedLayer):
         frequencies = angular_frequencies(dim, self.max_wavelength)
         where = positions_of(inputs, positions)
         if self.offset:
-            where = where.shifted(self.offset) if isinstance(where, Span) else where + self.offset
+            where = where.shift(self.offset) if isinstance(where, Span) else where + self.offset
         pairs = sinusoids(where, frequencies)  # (..., T, ceil(D/2), 2)
         if self.interleaved:
             encoding = merge_last(pairs)
