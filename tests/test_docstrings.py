@@ -77,6 +77,7 @@ REASONS = {
     "keras_tfm.checkpoints.quantized.compressed_tensors": _GRIDS,
     "keras_tfm.checkpoints.quantized.methods": _GRIDS,
     "keras_tfm.checkpoints.tokenizers.jinja.*": "`load_chat_template` has the example",
+    "keras_tfm.checkpoints.tokenizers.gguf_tokenizer": _TOKENIZER,
     "keras_tfm.checkpoints.tokenizers.languages": _TOKENIZER,
     "keras_tfm.checkpoints.tokenizers.marian_pieces": _TOKENIZER,
     "keras_tfm.checkpoints.decoders.rope": _TABLE,

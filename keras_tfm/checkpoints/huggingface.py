@@ -24,7 +24,8 @@ from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
 from keras_tfm.checkpoints.image_settings import image_fields
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.quantized.folder import QuantizedFolder
-from keras_tfm.checkpoints.quantized.gguf import SUFFIX, GgufTensors, open_gguf
+from keras_tfm.checkpoints.quantized.gguf import GgufTensors, open_gguf
+from keras_tfm.checkpoints.quantized.gguf_file import is_gguf
 from keras_tfm.checkpoints.quantized.grids import keep_grids
 from keras_tfm.checkpoints.quantized.methods import quantized_tensors
 from keras_tfm.checkpoints.round_trip import check_equal
@@ -200,6 +201,16 @@ class Checkpoint:
             keep_grids(self.model, self.named, self.entries, self.quantized, str(self.folder))
 
 
+def read_config(folder: Path) -> Config:
+    """The configuration of a folder or GGUF file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is damaged.
+    """
+    return open_gguf(folder)[0] if is_gguf(folder) else Config(folder)
+
+
 def open_huggingface(
     folder: str | Path, architecture: str | None = None, **options: Any
 ) -> Checkpoint:
@@ -210,7 +221,7 @@ def open_huggingface(
     """
     folder = Path(folder)
     tensors: Tensors | QuantizedFolder | GgufTensors | None = None
-    if folder.suffix == SUFFIX and not folder.is_dir():
+    if is_gguf(folder):
         config, tensors = open_gguf(folder)
     else:
         config = Config(folder)

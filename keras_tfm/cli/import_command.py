@@ -1,4 +1,4 @@
-"""The command `keras-tfm import`: a folder of transformers or KerasHub as a .keras file."""
+"""The command `keras-tfm import`: a folder or a GGUF file as a .keras file."""
 
 import json
 import textwrap
@@ -7,7 +7,7 @@ from typing import Annotated
 
 from keras_tfm.atomic_files import replacement
 from keras_tfm.cli.console import AsJson, app, typer, work
-from keras_tfm.cli.model_loading import Architecture, load_model
+from keras_tfm.cli.model_loading import Architecture, is_checkpoint, load_model
 from keras_tfm.model_types import names_of
 
 
@@ -16,8 +16,8 @@ def import_(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="A folder of Hugging Face transformers or sentence-transformers, or a preset of "
-            "KerasHub."
+            help="A folder of Hugging Face transformers or sentence-transformers, a .gguf file, or "
+            "a preset of KerasHub."
         ),
     ],
     output: Annotated[Path, typer.Argument(help="The .keras file to write.")],
@@ -40,8 +40,8 @@ def import_(
         raise FileExistsError(
             f"{output} exists" + ("; --force replaces it" if output.is_file() else "")
         )
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no such folder: {folder}")
+    if not folder.exists() or not is_checkpoint(folder):
+        raise FileNotFoundError(f"no such folder or .gguf file: {folder}")
     model = load_model(folder, None, architecture=architecture, segments=segments)
     with work(f"saving {output}"), replacement(output) as new:
         model.save(new)

@@ -27,6 +27,7 @@ from keras_tfm.cli.model_loading import (
     Architecture,
     Custom,
     ModelPath,
+    is_checkpoint,
     load_folder,
     load_model,
 )
@@ -251,7 +252,7 @@ def export(
         given += ["--beam"] * (beam > 1) + ["--batch-size"] * (batch_size > 1)
         if given:
             raise typer.BadParameter(f"is not for --format {format_}", param_hint=f"'{given[0]}'")
-        if not model.is_dir() and (max_length is None or end_id is None):
+        if not is_checkpoint(model) and (max_length is None or end_id is None):
             raise typer.BadParameter(
                 f"--format {format_} needs it", param_hint="'--max-length', '--end'"
             )
@@ -270,7 +271,7 @@ def export(
         "image_size": None if processor is None else processor.size,
         "lazy": None,
     }
-    checkpoint = load_folder(model, custom, **options) if model.is_dir() else None
+    checkpoint = load_folder(model, custom, **options) if is_checkpoint(model) else None
     loaded = load_model(model, custom, **options) if checkpoint is None else checkpoint.model
     arguments: dict[str, Any] = {
         "signatures": signatures and [name.strip() for name in signatures.split(",")],
@@ -355,8 +356,8 @@ def verify(
 
 
 def _tokenizer_of(path: Path | None) -> Any:
-    """The tokenizer of a folder; the path of a file, which the export reads."""
-    if path is None or not path.is_dir():
+    """The tokenizer of a folder or GGUF file; the path of another, which the export reads."""
+    if path is None or not is_checkpoint(path):
         return path
     from keras_tfm.checkpoints import load_tokenizer
 

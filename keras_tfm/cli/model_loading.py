@@ -1,4 +1,4 @@
-"""Loads the model that a command names: a .keras file, or a folder of transformers or KerasHub."""
+"""Loads the model that a command names: a .keras or .gguf file, or a folder."""
 
 import importlib
 import re
@@ -17,7 +17,7 @@ ModelPath = Annotated[
     Path,
     typer.Argument(
         help="A .keras file, loaded in safe mode, a folder of Hugging Face transformers or "
-        "sentence-transformers, or a preset of KerasHub."
+        "sentence-transformers, a .gguf file, or a preset of KerasHub."
     ),
 ]
 Architecture = Annotated[
@@ -36,11 +36,16 @@ _UNKNOWN = re.compile(r"Could not locate (class|function) '([^']+)'")
 _MODULE = re.compile(r"Full object config: {'module': '([\w.]+)'")
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is one for `load_folder`: a folder or a GGUF file."""
+    return path.is_dir() or path.suffix == ".gguf"
+
+
 def load_folder(path: Path, custom: list[str] | None, **options: Any) -> "Checkpoint":
-    """The model of a folder; prints what differs from it.
+    """The model of a folder or GGUF file; prints what differs from it.
 
     Args:
-        path: the folder.
+        path: the folder or file.
         custom: the values of --custom.
         options: see `keras_tfm.export.checkpoints.load_checkpoint`.
     """
@@ -66,7 +71,7 @@ def load_model(path: Path, custom: list[str] | None, **options: Any) -> "keras.M
         custom: the values of --custom.
         options: for a folder, see `load_folder`.
     """
-    if path.is_dir():
+    if is_checkpoint(path):
         return load_folder(path, custom, **options).model
     if path.is_file():
         of_folders = {name: options.get(name) for name in ("architecture", "segments")}

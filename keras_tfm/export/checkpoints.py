@@ -58,8 +58,8 @@ class Checkpoint:
 
     Attributes:
         model: `keras.Model`.
-        source: str, what it was: "folder", "preset" or "task".
-        folder: Path, the folder of transformers; None otherwise.
+        source: str, what it was: "folder", "GGUF file", "preset" or "task".
+        folder: Path, the folder of transformers or GGUF file; None otherwise.
         preprocessing: `checkpoints.Preprocessing` of KerasHub's preprocessor; None: there is none.
         preprocessing_error: str, why a preprocessor cannot be stored; None if it can.
         notes: list of str, what differs from the model of KerasHub.
@@ -92,7 +92,7 @@ def load_checkpoint(
     Args:
         model: `keras.Model`, a task or backbone of KerasHub. One of a family that this library
             lacks is returned as it is. Or str or Path, a folder saved by transformers or
-            sentence-transformers, or a preset of KerasHub.
+            sentence-transformers, a GGUF file, or a preset of KerasHub.
         architecture: str, of a folder of transformers: the class; None: that of `config.json`, and
             for sentence-transformers its pooling.
         segments: bool, whether the model keeps the input of segments, if it can have one. None: of
@@ -107,9 +107,9 @@ def load_checkpoint(
     """
     # Tables of weights that an export of another model does not need.
     from keras_tfm import checkpoints
-    from keras_tfm.checkpoints.config import Config
-    from keras_tfm.checkpoints.huggingface import FAMILIES
+    from keras_tfm.checkpoints.huggingface import FAMILIES, read_config
     from keras_tfm.checkpoints.keras_hub.source import is_preset
+    from keras_tfm.checkpoints.quantized.gguf_file import is_gguf
 
     if isinstance(model, keras.Model) or is_preset(Path(model)):
         return _of_keras_hub(model, segments)
@@ -121,7 +121,7 @@ def load_checkpoint(
         )
     if (folder / "modules.json").is_file() and architecture is None:
         return Checkpoint(checkpoints.load_sentence_transformer(folder), "folder", folder)
-    config = Config(folder)
+    config = read_config(folder)
     family = FAMILIES.get(str(config.fields.get("model_type")))
     known = () if family is None else inspect.signature(family.builder).parameters
     options: Arguments = {}
@@ -133,7 +133,7 @@ def load_checkpoint(
     if image_size is not None and "image_size" in known:
         options["image_size"] = image_size
     made = checkpoints.load_huggingface(folder, architecture, lazy=lazy, **options)
-    return Checkpoint(made, "folder", folder)
+    return Checkpoint(made, "GGUF file" if is_gguf(folder) else "folder", folder)
 
 
 def _of_keras_hub(model: keras.Model | str | Path, segments: bool | None) -> Checkpoint:
@@ -359,9 +359,9 @@ def _signatures(model: keras.Model, given: Mapping[str, Any]) -> list[str]:
 
 def _ids(folder: Path, own: Arguments) -> Arguments:
     """Special ids: those of `generation_config.json`, then of the model, then of `config.json`."""
-    from keras_tfm.checkpoints.config import Config
+    from keras_tfm.checkpoints.huggingface import read_config
 
-    config = Config(folder)
+    config = read_config(folder)
     ids = {key: config.fields.get(key) for key in ("bos_token_id", "eos_token_id")}
     ids["decoder_start_token_id"] = config.fields.get("decoder_start_token_id")
     for name, value in (("eos_token_id", "end_id"), ("decoder_start_token_id", "start_id")):

@@ -12,7 +12,6 @@ from keras_tfm.checkpoints.quantized.gguf_file import GgufFile
 from keras_tfm.checkpoints.quantized.grids import QuantizedTensor
 from keras_tfm.checkpoints.tensors import AnyTensors, Tensor
 
-SUFFIX = ".gguf"
 # The class of transformers by the architecture of a file.
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -102,6 +101,9 @@ def _fields(file: GgufFile, architecture: str) -> Fields:
         "rope_theta": _shortest(field("rope.freq_base", 10000.0)),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "hidden_act": "silu",
+        **{
+            f"{x}_token_id": file.fields.get(f"tokenizer.ggml.{x}_token_id") for x in ("bos", "eos")
+        },
     }
     if architecture == "llama":
         fields["attention_bias"] = "blk.0.attn_q.bias" in file.tensors

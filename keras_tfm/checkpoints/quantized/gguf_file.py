@@ -34,6 +34,15 @@ _NUMBERS = {
 _MOST_AXES = 4
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path names a GGUF file, which need not exist, and no folder.
+
+    >>> is_gguf(Path("model.Q4_0.gguf")), is_gguf(Path("folder"))
+    (True, False)
+    """
+    return path.suffix == ".gguf" and not path.is_dir()
+
+
 class Format(NamedTuple):
     """How the values of a tensor are stored.
 

@@ -11,7 +11,7 @@ from keras_tfm.checkpoints.tokenizers.tokenizer_settings import (
 )
 
 # Qwen's rule for words: like GPT-4's, but each digit alone.
-_QWEN_WORDS = (
+QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -49,7 +49,7 @@ def qwen2(settings: TokenizerSettings, file: Path, merges: Path) -> Tokenizer:
     prefix = settings.get("add_prefix_space") or False
     tokenizer.pre_tokenizer = package.pre_tokenizers.Sequence(
         [
-            package.pre_tokenizers.Split(package.Regex(_QWEN_WORDS), behavior="isolated"),
+            package.pre_tokenizers.Split(package.Regex(QWEN_WORDS), behavior="isolated"),
             package.pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False),
         ]
     )

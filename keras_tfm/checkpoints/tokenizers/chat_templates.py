@@ -4,7 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from keras_tfm.checkpoints.config import Fields
+from keras_tfm.checkpoints.quantized.gguf_file import is_gguf
 from keras_tfm.checkpoints.tensors import read_json
+from keras_tfm.checkpoints.tokenizers.gguf_tokenizer import gguf_settings
 from keras_tfm.checkpoints.tokenizers.jinja.meter import TemplateError
 from keras_tfm.checkpoints.tokenizers.jinja.program import LARGEST_SOURCE, Program
 from keras_tfm.checkpoints.tokenizers.tokenizer_files import load_tokenizer
@@ -28,7 +30,7 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
     used as they are, without the trimming that some templates do.
 
     Args:
-        folder: str or Path, contains the template and the tokenizer.
+        folder: str or Path, contains the template and the tokenizer; or a GGUF file.
 
     Returns:
         A `runtime.ChatTemplate`. Its `system` is None if the template refuses a system message.
@@ -53,10 +55,13 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
     '<user>Hi\\n<assistant>'
     """
     folder = Path(folder)
-    if not folder.is_dir():
+    if is_gguf(folder):
+        settings = gguf_settings(folder)
+    elif not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
-    file = folder / "tokenizer_config.json"
-    settings = read_json(file) if file.is_file() else {}
+    else:
+        file = folder / "tokenizer_config.json"
+        settings = read_json(file) if file.is_file() else {}
     source = _source(folder, settings)
     tokens = {
         name: x["content"] if isinstance(x, dict) else x
@@ -100,7 +105,10 @@ def _source(folder: Path, settings: Fields) -> str:
         source = named.get("default")
     if not isinstance(source, str):
         raise FileNotFoundError(
-            f"{folder} has no chat_template.jinja, and no chat_template in tokenizer_config.json"
+            f"{folder} has no tokenizer.chat_template"
+            if is_gguf(folder)
+            else f"{folder} has no chat_template.jinja, and no chat_template in "
+            "tokenizer_config.json"
         )
     return source
 

@@ -16,7 +16,7 @@ from keras_tfm.runtime.tokenizers.tokenizer_limits import check_sentence_piece
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 # Values of `ModelProto.SentencePiece.type` and `TrainerSpec.model_type`.
-_CONTROL, _USER_DEFINED = 3, 4
+CONTROL, USER_DEFINED = 3, 4
 UNIGRAM, _BPE = 1, 2
 
 
@@ -75,8 +75,14 @@ def processor_of(file: Path) -> Tokenizer:
 
 def llama(settings: TokenizerSettings, file: Path) -> Tokenizer:
     """The tokenizer of Llama 1 and 2: byte pairs, a space before the text, bytes as fallback."""
+    with reading(file):
+        return llama_of_pieces(settings, _of_kind(read_model(file), _BPE))
+
+
+def llama_of_pieces(settings: TokenizerSettings, model: SentencePieceModel) -> Tokenizer:
+    """The tokenizer of Llama 1 and 2, of the pieces of its model."""
     package = settings.package
-    tokenizer, added = _byte_pairs(settings, file)
+    tokenizer, added = _byte_pairs(settings, model)
     prefix = settings.get("add_prefix_space")
     prefix = True if prefix is None else prefix
     # "legacy" also puts a space after each special token within a text.
@@ -98,7 +104,9 @@ def gemma(settings: TokenizerSettings, file: Path) -> Tokenizer:
     names = {
         "bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"
     }  # fmt: skip
-    tokenizer, added = _byte_pairs(settings, file, unk_token=settings.text("unk", "<unk>"))
+    with reading(file):
+        model = _of_kind(read_model(file), _BPE)
+    tokenizer, added = _byte_pairs(settings, model, unk_token=settings.text("unk", "<unk>"))
     tokenizer.normalizer = package.normalizers.Replace(" ", _SPACE)
     tokenizer.pre_tokenizer = package.pre_tokenizers.Split(" ", behavior="merged_with_previous")
     tokenizer.decoder = package.decoders.Sequence(_decoders(package))
@@ -187,22 +195,20 @@ def t5(settings: TokenizerSettings, file: Path) -> Tokenizer:
 
 
 def _byte_pairs(
-    settings: TokenizerSettings, file: Path, **options: object
+    settings: TokenizerSettings, model: SentencePieceModel, **options: object
 ) -> tuple[Tokenizer, list[object]]:
     """A BPE tokenizer with bytes as fallback, and the tokens to add to it."""
     package = settings.package
-    with reading(file):
-        model = _of_kind(read_model(file), _BPE)
-        ids = {piece: i for i, (piece, _) in enumerate(model.pieces)}
-        tokenizer = package.Tokenizer(
-            package.models.BPE(
-                vocab=ids,
-                merges=merges_of(ids),
-                fuse_unk=True,
-                byte_fallback=True,
-                **options,
-            )
+    ids = {piece: i for i, (piece, _) in enumerate(model.pieces)}
+    tokenizer = package.Tokenizer(
+        package.models.BPE(
+            vocab=ids,
+            merges=merges_of(ids),
+            fuse_unk=True,
+            byte_fallback=True,
+            **options,
         )
+    )
     return tokenizer, _added_tokens(package, model)
 
 
@@ -227,9 +233,9 @@ def merges_of(ranks: dict[str, int]) -> list[tuple[str, str]]:
 def _added_tokens(package: Package, model: SentencePieceModel) -> list[object]:
     """The control and user-defined pieces, which are never split."""
     return [
-        package.AddedToken(piece, normalized=False, special=kind == _CONTROL)
+        package.AddedToken(piece, normalized=False, special=kind == CONTROL)
         for (piece, _), kind in zip(model.pieces, model.kinds, strict=True)
-        if kind in (_CONTROL, _USER_DEFINED)
+        if kind in (CONTROL, USER_DEFINED)
     ]
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.quantized.gguf_file import is_gguf
 from keras_tfm.checkpoints.tokenizers import byte_pairs, languages, sentence_pieces
+from keras_tfm.checkpoints.tokenizers.gguf_tokenizer import gguf_tokenizer
 from keras_tfm.checkpoints.tokenizers.marian_pieces import marian
 from keras_tfm.checkpoints.tokenizers.tokenizer_settings import (
     Tokenizer,
@@ -28,7 +30,8 @@ def load_tokenizer(
     """Loads the tokenizer of a folder saved by `transformers`, with the same ids for every text.
 
     Args:
-        folder: str or Path, contains `tokenizer.json`, or the files of a tokenizer class:
+        folder: str or Path, a GGUF file, which has its tokenizer (GPT-2's or Llama's kind); or it
+            contains `tokenizer.json`, or the files of a tokenizer class:
             `vocab.txt` (BERT, DistilBERT, ELECTRA), `vocab.json` and `merges.txt` (GPT, GPT-2,
             GPT-Neo, RoBERTa, BART, Qwen), `spiece.model` (T5, ALBERT), `sentencepiece.bpe.model`
             (XLM-R), `tokenizer.model` (Llama, Gemma), `source.spm`, `target.spm` and `vocab.json`
@@ -71,6 +74,12 @@ def load_tokenizer(
     [2, 5, 6, 3]
     """
     folder = Path(folder)
+    if is_gguf(folder) and not target:
+        tokenizer = gguf_tokenizer(folder)
+        check_integer("vocabulary_size", vocabulary_size, optional=True)
+        if vocabulary_size is not None:
+            _check_size(folder, tokenizer, vocabulary_size)
+        return tokenizer
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
     if target and not (folder / "target.spm").is_file():

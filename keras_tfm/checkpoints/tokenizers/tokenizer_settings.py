@@ -24,16 +24,23 @@ _SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 class TokenizerSettings:
     """`tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`, all optional.
 
+    Args:
+        folder: Path, the folder.
+        fields: dict, the settings, if they are not in a folder.
+
     Attributes:
         folder: Path, the folder.
         package: the package `tokenizers`.
         fields: dict, the settings.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, fields: Fields | None = None):
         self.folder = folder
         self.package = import_package("tokenizers")
-        self.fields: Fields = self._read("tokenizer_config.json")
+        if fields is not None:
+            self.fields: Fields = fields
+            return
+        self.fields = self._read("tokenizer_config.json")
         if "added_tokens_decoder" not in self.fields:  # older folders
             self.fields = {**self.fields, **self._read("special_tokens_map.json")}
 
