@@ -156,8 +156,14 @@ def with_options(message: str, options: Mapping[str, str]) -> str:
 
     >>> with_options("target must be a target: name it with target=", {"target": "--target"})
     '--target must be a target: name it with --target'
+
+    A value becomes one of the command line:
+
+    >>> with_options("export it with quantization='int4'", {"quantization": "--quantize"})
+    "export it with --quantize 'int4'"
     """
     for name, option in options.items():
+        message = re.sub(rf"\b{name}=(?!True\b)(?=['\"\[\w])", f"{option} ", message)
         if "_" in name:
             message = re.sub(rf"\b{name}s?\b=?", option, message)
         else:

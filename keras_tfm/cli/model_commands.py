@@ -108,9 +108,12 @@ def export(
             help="litertlm: a language model for LiteRT-LM; by default that of OUTPUT's ending.",
         ),
     ] = None,
-    quantize: Annotated[Quantization, typer.Option(help="The format of the weights.")] = (
-        Quantization.float32
-    ),
+    quantize: Annotated[
+        Quantization | None,
+        typer.Option(
+            help="The format of the weights; by default float32, or that of a quantized checkpoint."
+        ),
+    ] = None,
     signatures: Annotated[
         str | None,
         typer.Option(help="predict, generate, encode, prefill, decode; separated by commas."),
@@ -286,6 +289,7 @@ def export(
         "chat_template": template,
         "images": None if images is None else processor_of(images, channels_of(loaded)),
         "accelerator": accelerator.value,
+        "quantization": None if quantize is None else quantize.value,
     }
     taken = Taken()
     if checkpoint is not None:
@@ -297,7 +301,7 @@ def export(
     if arguments["default_prompt"] and arguments["prompt_length"] is None:
         arguments["prompt_length"] = len(arguments["default_prompt"])
     common: dict[str, Any] = {
-        "quantization": quantize.value,
+        "quantization": arguments.pop("quantization") or Quantization.float32.value,
         "keep_float": keep_float or (),
         "keep_int8": keep_int8 or (),
         "verify": verify,

@@ -25,6 +25,7 @@ import keras
 from keras_tfm.generation import Greedy, processors
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub
+from keras_tfm.models.quantization.state import quantization_of
 
 # Arguments of an export, of a builder, or fields of a configuration, by name.
 Arguments = dict[str, Any]
@@ -273,6 +274,9 @@ def export_arguments(
     """
     given = {name: x for name, x in given.items() if x is not None}
     made = Taken()
+    trained = quantization_of(checkpoint.model)
+    if trained is not None and "quantization" not in given:
+        made.take("quantization", trained.quantization)
     if checkpoint.folder is None:
         _take_preprocessing(made, checkpoint, given, is_litertlm)
     else:

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 from compare import to_numpy
 from gguf_files import (
-    DIM,
     GROUPS,
     HEADS,
-    INNER,
     LAYERS,
     NUMBERS,
     SIZE,

@@ -30,7 +30,7 @@ TEXTS = [
 def byte_level_fields(rule, **changes):
     """Those of GPT-2's kind: byte pairs of a small corpus, and three control tokens."""
     model = json.loads(small_tokenizers.byte_pairs().to_str())["model"]
-    tokens = sorted(model["vocab"], key=model["vocab"].get) + ["<|end|>", "<think>"]
+    tokens = [*sorted(model["vocab"], key=model["vocab"].get), "<|end|>", "<think>"]
     merges = [x if isinstance(x, str) else " ".join(x) for x in model["merges"]]
     types = [3 if x in ("<pad>", "<s>", "</s>", "<|end|>") else 1 for x in tokens]
     types[-1] = 4
@@ -116,7 +116,7 @@ def test_chat_template(tmp_path):
 
 def test_without_a_tokenizer_a_file_takes_ids(tmp_path):
     make_gguf(tmp_path / "x.gguf", lambda name: "Q4_0")
-    with pytest.raises(FileNotFoundError, match="x.gguf has no tokenizer"):
+    with pytest.raises(FileNotFoundError, match=r"x\.gguf has no tokenizer"):
         checkpoints.load_tokenizer(tmp_path / "x.gguf")
     taken = export_arguments(load_checkpoint(tmp_path / "x.gguf"), {})
     assert "no tokenizer, which it lacks: the file takes ids" in taken.describe()
@@ -142,7 +142,7 @@ def test_bad_fields(changes, text, tmp_path):
 
 
 def test_a_file_of_a_gguf_file_takes_and_gives_texts(run, tmp_path):
-    """One command, or one call: weights, tokenizer, template and end token are those of the file."""
+    """One command, or one call: all that is needed is in the GGUF file."""
     path, out = tmp_path / "chat.gguf", tmp_path / "chat.tflite"
     given = byte_level_fields("smollm")
     given["tokenizer.ggml.tokens"] = [*given["tokenizer.ggml.tokens"][: VOCABULARY - 1], '!"']
@@ -150,16 +150,19 @@ def test_a_file_of_a_gguf_file_takes_and_gives_texts(run, tmp_path):
     given["tokenizer.ggml.merges"] = ['! "']
     del given["general.architecture"]
     make_gguf(path, lambda name: "Q4_0", also=given)
-    code, _, error = run("export", path, out, "--quantize", "int4", "--max-length", 32)
+    code, _, error = run("export", path, out, "--max-length", 32)
     assert code == 0, error
-    assert "of the GGUF file: " in error and "its tokenizer; its chat template; --end 2" in error
+    assert (
+        "of the GGUF file: --quantize int4; " in error
+        and "its tokenizer; its chat template; --end 2" in error
+    )
     model = runtime.load(out)
     assert isinstance(model.generate_text(["!"])[0], str) and model.chat_prompt("#")
-    report = export_tflite(
-        path, tmp_path / "python.tflite", quantization="int4", max_length=32, verify=False
-    )
+    report = export_tflite(path, tmp_path / "python.tflite", max_length=32, verify=False)
     assert (tmp_path / "python.tflite").stat().st_size == out.stat().st_size
     assert report.notes[-1].startswith("of the GGUF file: ")
+    code, _, error = run("export", path, out, "--max-length", 32, "--quantize", "int8", "--force")
+    assert code == 1 and "trained with int4 weights, got --quantize 'int8'" in error
     code, _, error = run("import", path, tmp_path / "chat.keras")
     assert code == 0, error
 
