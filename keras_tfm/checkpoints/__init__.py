@@ -9,7 +9,10 @@ from keras_tfm.checkpoints.keras_hub.conversion import (
 )
 from keras_tfm.checkpoints.keras_hub.layer_weights import copy_keras_hub_weights
 from keras_tfm.checkpoints.keras_hub.preprocessing import Preprocessing
-from keras_tfm.checkpoints.sentence_transformers import load_sentence_transformer
+from keras_tfm.checkpoints.sentence_transformers import (
+    load_sentence_transformer,
+    save_sentence_transformer,
+)
 from keras_tfm.checkpoints.tokenizers.chat_templates import load_chat_template
 from keras_tfm.checkpoints.tokenizers.tokenizer_files import load_tokenizer
 from keras_tfm.checkpoints.trim import TrimmedVocabulary, trim_vocabulary
@@ -26,6 +29,7 @@ __all__ = [
     "load_sentence_transformer",
     "load_tokenizer",
     "save_huggingface",
+    "save_sentence_transformer",
     "to_keras_hub",
     "trim_vocabulary",
 ]

@@ -418,11 +418,7 @@ def save_huggingface(
     if (folder / INDEX).exists():
         raise FileExistsError(f"{folder} holds a checkpoint in several files: use another folder")
     family, model = _model_family(model)
-    if is_quantized(model):
-        model = dequantize(model)
-    layers = sublayers(model)
-    if any(x.compute_dtype != "float32" or getattr(x, "lora_enabled", False) for x in layers):
-        model = with_dtype(model, "float32")
+    model = float32_model(model)
     _check_end_id(model, end_id)
     if image_processor is not None and "image_size" not in model.arguments:
         raise ValueError(f"image_processor is for models of images, got {model.name!r}")
@@ -440,7 +436,7 @@ def save_huggingface(
     config["dtype"] = "float32"
     if end_id is not None:
         config["eos_token_id"] = end_id
-    with _new_files(folder) as new:
+    with new_files(folder) as new:
         text = json.dumps(config, indent=2, sort_keys=True)
         (new / "config.json").write_text(text + "\n", encoding="utf-8")
         arrays = itertools.chain(fixed.items(), save_entries(entries, prefix))
@@ -461,8 +457,18 @@ def save_huggingface(
             atomic_files.replace(new / name, folder / name)
 
 
+def float32_model(model: keras.Model) -> keras.Model:
+    """The model with weights in float32: not rounded, with LoRA adapters merged."""
+    if is_quantized(model):
+        model = dequantize(model)
+    layers = sublayers(model)
+    if any(x.compute_dtype != "float32" or getattr(x, "lora_enabled", False) for x in layers):
+        model = with_dtype(model, "float32")
+    return model
+
+
 @contextmanager
-def _new_files(folder: Path) -> Iterator[Path]:
+def new_files(folder: Path) -> Iterator[Path]:
     """A temporary folder in a folder, which is removed after an error if it was created here."""
     exists = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)

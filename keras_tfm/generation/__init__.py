@@ -1,6 +1,10 @@
-"""Generation: greedy search, beam search, sampling and contrastive search with KV caches."""
+"""Generation: greedy search, beam search, sampling and contrastive search with KV caches.
+
+And `embed`: sentence embeddings of texts.
+"""
 
 from keras_tfm.generation import processors as processors
+from keras_tfm.generation.embed import embed
 from keras_tfm.generation.generator import Generated, Generator, generate
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.stepping import check_stepping
@@ -32,5 +36,6 @@ __all__ = [
     "SteppedModel",
     "Strategy",
     "check_stepping",
+    "embed",
     "generate",
 ]

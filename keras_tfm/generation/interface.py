@@ -140,12 +140,16 @@ class Interface:
 
     def call(self, inputs: Mapping[str, Any]) -> Tensor:
         """The model's outputs in inference mode, from inputs by name."""
-        arguments: Any = inputs
+        return self.model(self.arrange(inputs), training=False)
+
+    def arrange(self, inputs: Mapping[str, Any]) -> Any:
+        """Inputs by name in the structure of the model's: one tensor, a list or a dictionary."""
         if isinstance(self.model.input, keras.KerasTensor):
-            (arguments,) = inputs.values()
-        elif not isinstance(self.model.input, dict):
-            arguments = [inputs[name] for name in self.inputs]
-        return self.model(arguments, training=False)
+            (only,) = inputs.values()
+            return only
+        if not isinstance(self.model.input, dict):
+            return [inputs[name] for name in self.inputs]
+        return inputs
 
     def name_outputs(self, outputs: Any) -> dict[str, Any]:
         """The model's outputs by their names in a file.

@@ -390,22 +390,32 @@ class Model:
         """
         return drawing.draw(self.file, texts, candidates, judge, guidance, sampler)
 
-    def embed(self, texts: str | Sequence[str], prompt: str | None = None) -> np.ndarray:
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        prompt: str | None = None,
+        dimensions: int | None = None,
+    ) -> np.ndarray:
         """Sentence embeddings (B, D) of texts, float32; (D,) for a single text.
 
         The model needs the head `keras_tfm.models.sentence_embedding`. Each text runs in the
-        shortest exported length that fits.
+        shortest exported length that fits. A text of more tokens than the head's `max_seq_length`,
+        if it has one, is truncated, prompt included, as in sentence-transformers. If the longest
+        exported length is shorter, a text that does not fit is an error.
 
         Args:
             texts: str, or list of B.
             prompt: str, name of a prompt in the file, "query" for instance, whose text is put
                 before each text; default: the file's default prompt, if it has one.
+            dimensions: int, only the first numbers of each vector, scaled to length 1 again if the
+                head normalises: for models trained so (Matryoshka embeddings, arXiv:2205.13147).
+                Default: D.
 
         Raises:
             TypeError, ValueError, ModuleNotFoundError: as `generate_text`; or the file has no such
-                head, or no such prompt.
+                head, no such prompt, or fewer dimensions.
         """
-        return embedding.embed(self.file, texts, prompt)
+        return embedding.embed(self.file, texts, prompt, dimensions)
 
     def embed_text(self, texts: str | Sequence[str]) -> np.ndarray:
         """The vectors (B, D) of texts, float32, as the model returns them; (D,) for a single text.

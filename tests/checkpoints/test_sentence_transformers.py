@@ -105,6 +105,8 @@ def test_a_dense_layer(tmp_path, bias):
 def exported():
     folder = tempfile.mkdtemp()
     source = saved(folder + "/model", prompts=PROMPTS, default_prompt_name="query")
+    # More than the file takes: no text is truncated.
+    (source / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
     model = checkpoints.load_sentence_transformer(source)
     return export_tflite(
         model,
@@ -169,10 +171,29 @@ def test_a_file_without_the_head(tmp_path):
         ({"pooling": dict.fromkeys(FLAGS.values(), True)}, ValueError, r"got \['cls', 'mean'\]"),
         ({"prompts": {"query": 3}}, ValueError, "prompts must be texts by name"),
         ({"prompts": PROMPTS, "default_prompt_name": "q"}, ValueError, "default_prompt must be"),
+        *(
+            ({"settings": {name: value}}, ValueError, message)
+            for name, value, message in (
+                ("do_lower_case", True, "do_lower_case must be false, got true"),
+                ("transformer_task", "fill-mask", "transformer_task must be 'feature-extraction'"),
+                ("module_output_name", "scores", "module_output_name must be 'token_embeddings'"),
+                ("processing_kwargs", {"text": {"max_length": 5}}, "processing_kwargs must be {}"),
+                ("query_length", 8, "query_length must be null, got 8"),
+                ("query_expansion", {"length": 8}, "query_expansion must be {}"),
+                ("modality_config", {"image": {}}, "modality_config must be one with text"),
+                ("max_seq_length", 0, "max_seq_length must be an integer from 1 to"),
+            )
+        ),
+        (
+            {"settings": {"modality_config": {"text": {"method_output_name": "logits"}}}},
+            ValueError, "method_output_name must be 'last_hidden_state', got 'logits'",
+        ),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_supported_is_named(tmp_path, change, error, message):
+    settings = change.pop("settings", {})
     folder = saved(tmp_path / "model", **change)
+    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
     with pytest.raises(error, match=message) as caught:
         checkpoints.load_sentence_transformer(folder)
     assert "\n" not in str(caught.value)
@@ -186,17 +207,16 @@ def test_a_folder_of_transformers(tmp_path):
         checkpoints.load_sentence_transformer(tmp_path / "nothing")
 
 
-def test_text_that_has_to_be_changed_first(tmp_path):
-    folder = saved(tmp_path / "model")
-    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
-    with pytest.raises(ValueError, match="do_lower_case must be false, got true"):
-        checkpoints.load_sentence_transformer(folder)
-
-
 def test_bad_arguments():
+    two = {"projection_dim": [5, 3]}
     for arguments, error, message in [
         ({"pooling": "median"}, ValueError, "mode must be one of"),
         ({"activation": "tanh"}, ValueError, r"activation is for projection_dim=, got 'tanh'"),
+        ({**two, "activation": ["tanh"]}, ValueError, "activation must have one entry for each of"),
+        ({**two, "projection_bias": [True] * 3}, ValueError, "projection_bias must have one entry"),
+        ({**two, "dimensions": 4}, ValueError, "dimensions must be at most 3, .* got 4"),
+        ({"dimensions": 0}, ValueError, "dimensions must be at least 1, got 0"),
+        ({"max_seq_length": 2.5}, TypeError, r"max_seq_length must be an integer, got 2\.5"),
         ({"default_prompt": "query"}, ValueError, r"default_prompt must be one of \[\]"),
         ({"prompts": {"query": 3}}, TypeError, "prompts must map names to texts"),
     ]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_tfm.generation.interface import interface_of
+from keras_tfm.generation.interface import Input, interface_of
 from keras_tfm.generation.tokenizers.tokenizer_forms import by_input, check_tokenizer, form_of
 from keras_tfm.runtime.decoding.trailing_padding import TokenRows, with_real_pads
 from keras_tfm.runtime.tokenizers.tokenizer import (
@@ -129,22 +129,41 @@ class Texts:
     def _pad(self, name: str, texts: list[str]) -> np.ndarray:
         """The ids of texts, padded on the right: (B, S), int32."""
         rows = [self._tokenizers[name].encode(text) for text in texts]
-        lengths, known = {len(row) for row in rows}, interface_of(self._model).inputs[name]
-        if 0 in lengths:
-            text = texts[[len(row) for row in rows].index(0)]
-            raise ValueError(f"{name!r}: {excerpt(text)} has no tokens")
-        if len(lengths) > 1 and known.masked_id is None:
-            raise ValueError(
-                f"{name!r}: texts of {min(lengths)} to {max(lengths)} tokens need padding, which "
-                "the model does not mask: use mask_zero=True or mask_id, or one text at a time"
-            )
-        pad_id, padding = known.pad_id or 0, known.padding
-        result = np.full((len(rows), max(lengths, default=0)), pad_id, "int32")
-        for i, row in enumerate(rows):
-            result[i, : len(row)] = (
-                row if padding is None else with_real_pads(np.array(row), pad_id, padding, True)
-            )
-        return result
+        return padded_rows(interface_of(self._model).inputs[name], texts, rows)
+
+
+def padded_rows(
+    known: Input, texts: Sequence[str], rows: Sequence[Sequence[int]], length: int = 0
+) -> np.ndarray:
+    """The ids of texts, padded on the right: (B, S), int32.
+
+    A padding id is padding only after a text: its tokens are all tokens.
+
+    Args:
+        known: the input of the model.
+        texts: the texts, for errors.
+        rows: the ids of each.
+        length: int, S is at least this.
+
+    Raises:
+        ValueError: a text has no tokens, or the model masks no padding that the rows need.
+    """
+    lengths = {len(row) for row in rows}
+    if 0 in lengths:
+        text = texts[[len(row) for row in rows].index(0)]
+        raise ValueError(f"{known.name!r}: {excerpt(text)} has no tokens")
+    if known.masked_id is None and len({*lengths, length} - {0}) > 1:
+        raise ValueError(
+            f"{known.name!r}: texts of {min(lengths)} to {max(lengths)} tokens need padding, which "
+            "the model does not mask: use mask_zero=True or mask_id, or one text at a time"
+        )
+    pad_id, padding = known.pad_id or 0, known.padding
+    result = np.full((len(rows), max(length, *lengths, 0)), pad_id, "int32")
+    for i, row in enumerate(rows):
+        result[i, : len(row)] = (
+            row if padding is None else with_real_pads(np.array(row), pad_id, padding, True)
+        )
+    return result
 
 
 def _is_text(x: object) -> bool:

@@ -484,6 +484,9 @@ def _check_head(place: str, model: Identity) -> None:
         default = arguments.get("default_prompt")
         known = default is None or (isinstance(default, str) and default in prompts)
         _require(known, f"{place}.arguments.default_prompt must be among {list(prompts)}", default)
+        length = arguments.get("max_seq_length")
+        is_length = length is None or (type(length) is int and 1 <= length < 2**31)
+        _require(is_length, f"{place}.arguments.max_seq_length must be a positive integer", length)
     scale = arguments.get("scale")
     if scale is not None:
         is_number = type(scale) in (int, float) and 0 < scale <= LARGEST_SCALE

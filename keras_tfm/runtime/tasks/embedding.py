@@ -1,6 +1,7 @@
 """Embeddings of texts and pictures: one vector each, for search and zero-shot classification."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,9 @@ from keras_tfm.runtime.tasks.pictures import are_several, as_pixels
 from keras_tfm.runtime.tasks.text import rows_of_texts
 
 
-def embed(file: LoadedFile, texts: str | Sequence[str], prompt: str | None) -> np.ndarray:
+def embed(
+    file: LoadedFile, texts: str | Sequence[str], prompt: str | None, dimensions: int | None
+) -> np.ndarray:
     """See `Model.embed`."""
     head = head_of(file)
     if head is None or not embeds_sentences(file):
@@ -19,18 +22,57 @@ def embed(file: LoadedFile, texts: str | Sequence[str], prompt: str | None) -> n
             f"{file.path} has no sentence embeddings: expected a model with the head "
             f"'sentence_embedding', got {head and head.kind!r}"
         )
-    return _embed_texts(file, texts, _prompt_text(file, head, prompt))
+    prefix, length = prompt_text(str(file.path), head.arguments, prompt), max_length(head)
+    vectors = _embed_texts(file, texts, prefix, length)
+    return first_dimensions(vectors, dimensions, bool(head.arguments.get("normalize", True)))
+
+
+def max_length(head: Head) -> int | None:
+    """The number of tokens at which the head of sentence embeddings truncates texts."""
+    length: int | None = head.arguments.get("max_seq_length")
+    return length
+
+
+def first_dimensions(vectors: np.ndarray, dimensions: int | None, normalize: bool) -> np.ndarray:
+    """The first numbers of vectors, of Matryoshka embeddings (arXiv:2205.13147).
+
+    Args:
+        vectors: (..., D).
+        dimensions: int, E. None: all.
+        normalize: bool, whether the vectors are scaled to length 1, then to be scaled again.
+
+    Raises:
+        ValueError: `dimensions` is not in 1 to D.
+
+    >>> import numpy as np
+    >>> from keras_tfm.runtime.tasks.embedding import first_dimensions
+    >>> first_dimensions(np.array([[0.6, 0.0, 0.8]]), 2, normalize=True).tolist()
+    [[1.0, 0.0]]
+    """
+    if dimensions is None:
+        return vectors
+    size = vectors.shape[-1]
+    if type(dimensions) is not int or not 1 <= dimensions <= size:
+        raise ValueError(f"dimensions must be an integer in 1..{size}, got {dimensions!r}")
+    vectors = vectors[..., :dimensions]
+    if not normalize:
+        return vectors
+    # As keras.layers.UnitNormalization: zeros stay zeros.
+    norms = np.sqrt(np.maximum(np.sum(vectors**2, axis=-1, keepdims=True), 1e-12))
+    return vectors / norms
 
 
 def embed_text(file: LoadedFile, texts: str | Sequence[str]) -> np.ndarray:
     """See `Model.embed_text`."""
     found = _only(file, "a tokenizer", [x for x in file.models.values() if x.manifest.tokenizers])
     head = head_of(found)
-    prefix = _prompt_text(found, head, None) if head and embeds_sentences(found) else ""
+    prefix, length = "", None
+    if head is not None and embeds_sentences(found):
+        prefix, length = prompt_text(str(found.path), head.arguments, None), max_length(head)
     for i, text in enumerate([texts] if isinstance(texts, str) else texts):
         if isinstance(text, str) and not text.strip():
             raise ValueError(f"text {i} must have at least one character, got {text!r}")
-    return _embed_texts(found, texts, prefix)
+    return _embed_texts(found, texts, prefix, length)
 
 
 def embed_image(file: LoadedFile, images: Pictures) -> np.ndarray:
@@ -83,13 +125,15 @@ def _output(file: LoadedFile) -> str:
     )
 
 
-def _embed_texts(file: LoadedFile, texts: str | Sequence[str], prefix: str) -> np.ndarray:
+def _embed_texts(
+    file: LoadedFile, texts: str | Sequence[str], prefix: str, length: int | None
+) -> np.ndarray:
     """The vectors of texts, each in the shortest exported length that fits."""
     if isinstance(texts, str):
-        return _embed_texts(file, [texts], prefix)[0]
+        return _embed_texts(file, [texts], prefix, length)[0]
     if not isinstance(texts, list | tuple) or not all(isinstance(x, str) for x in texts):
         raise TypeError(f"expected a text (str) or a list of texts, got {type(texts).__name__}")
-    inputs = rows_of_texts(file, [prefix + text for text in texts])
+    inputs = rows_of_texts(file, [prefix + text for text in texts], length)
     # Grouped by exported length, so that one long text does not make all rows long.
     groups: dict[str, list[int]] = {}
     for i in range(len(texts)):
@@ -106,12 +150,21 @@ def _embed_texts(file: LoadedFile, texts: str | Sequence[str], prefix: str) -> n
     return np.stack([vectors[i] for i in range(len(texts))])
 
 
-def _prompt_text(file: LoadedFile, head: Head, prompt: str | None) -> str:
-    """The text of the prompt with this name, or of the default one."""
-    prompts: dict[str, str] = head.arguments.get("prompts") or {}
-    name = head.arguments.get("default_prompt") if prompt is None else prompt
+def prompt_text(owner: str, arguments: Mapping[str, Any], prompt: str | None) -> str:
+    """The text of a prompt of sentence embeddings.
+
+    Args:
+        owner: str, the file or model, for the error.
+        arguments: those of the head.
+        prompt: str, its name. None: the default one, if there is one.
+
+    Raises:
+        ValueError: there is no such prompt.
+    """
+    prompts: dict[str, str] = arguments.get("prompts") or {}
+    name = arguments.get("default_prompt") if prompt is None else prompt
     if name is None:
         return ""
     if name not in prompts:
-        raise ValueError(f"{file.path} has no prompt {name!r}, it has {list(prompts)}")
+        raise ValueError(f"{owner} has no prompt {name!r}, it has {list(prompts)}")
     return prompts[name]

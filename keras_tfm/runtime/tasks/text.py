@@ -105,11 +105,22 @@ def predict_text(file: LoadedFile, texts: Texts) -> dict[str, np.ndarray]:
     return file.predict(inputs)
 
 
-def rows_of_texts(file: LoadedFile, texts: list[str]) -> dict[str, list[list[int]]]:
-    """The rows of each text for a full pass, by input."""
+def rows_of_texts(
+    file: LoadedFile, texts: list[str], length: int | None = None
+) -> dict[str, list[list[int]]]:
+    """The rows of each text for a full pass, by input.
+
+    Args:
+        file, texts: the file and the texts.
+        length: int, the most tokens of a text, of which more are left out, if the file was exported
+            for as many; None: all are kept.
+    """
     expected = _inputs(file, Predict)
     (name,) = _by_name(file, texts, expected)
-    return typed_rows(name, texts, tokenizer_of(file, name), expected)
+    longest = expected[name].shape[1]
+    if length is not None and longest is not None and length > longest:
+        length = None  # a text of more tokens than the file takes is refused
+    return typed_rows(name, texts, tokenizer_of(file, name), expected, length)
 
 
 def stream_text(

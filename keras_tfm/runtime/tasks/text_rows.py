@@ -53,7 +53,11 @@ def kind_of(x: object) -> str:
 
 
 def typed_rows(
-    name: str, texts: str | Sequence[Pair], tokenizer: Tokenizer, expected: dict[str, Input]
+    name: str,
+    texts: str | Sequence[Pair],
+    tokenizer: Tokenizer,
+    expected: dict[str, Input],
+    length: int | None = None,
 ) -> dict[str, list[list[int]]]:
     """The ids of texts or pairs, their segments, and 1 for each id, for the inputs that take them.
 
@@ -62,11 +66,15 @@ def typed_rows(
         texts: str, or a sequence of texts and of pairs of texts.
         tokenizer: that of the input.
         expected: the inputs of the signature, by name.
+        length: int, the most tokens of a text, of which more are left out; None: all are kept.
     """
     segments: list[list[int]] = []
 
     def encode(text: Pair) -> list[int]:
-        ids, types = tokenizer.encode_typed(text)
+        if length is not None and isinstance(text, str):
+            ids, types = tokenizer.encode_start(text, length)
+        else:
+            ids, types = tokenizer.encode_typed(text)
         segments.append(types)
         return ids
 

@@ -41,6 +41,18 @@ class Tokenizer(abc.ABC):
         both = [text] if isinstance(text, str) else list(text)
         return self._encode_typed([_check_text(one) for one in both])
 
+    def encode_start(self, text: str, length: int) -> tuple[list[int], list[int]]:
+        """As `encode_typed`, of the start of a text that has more tokens than `length`.
+
+        The last tokens of the text itself are left out, and none of those that the tokenizer adds:
+        the truncation of transformers.
+
+        Raises:
+            ValueError: the tokenizer adds `length` tokens or more.
+        """
+        ids, types = self.encode_typed(text)
+        return (ids, types) if len(ids) <= length else self._encode_start(text, length)
+
     def encode_prompt(self, text: str, end_ids: Collection[int]) -> list[int]:
         """The ids of a prompt: the tokenizer appends none of `end_ids`.
 
@@ -81,6 +93,9 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def _encode_typed(self, texts: list[str]) -> tuple[list[int], list[int]]: ...
 
+    @abc.abstractmethod
+    def _encode_start(self, text: str, length: int) -> tuple[list[int], list[int]]: ...
+
 
 class _HuggingFace(Tokenizer):
     """`tokenizer.json`; its truncation and padding settings are ignored."""
@@ -112,6 +127,13 @@ class _HuggingFace(Tokenizer):
         with refusing(f"the tokenizer cannot read {' and '.join(map(excerpt, texts))}"):
             encoding = self._tokenizer.encode(*texts)
             return encoding.ids, encoding.type_ids
+
+    def _encode_start(self, text: str, length: int) -> tuple[list[int], list[int]]:
+        space = _space(length, self._tokenizer.num_special_tokens_to_add(False))
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding.truncate(space)
+        encoding = self._tokenizer.post_process(encoding)
+        return encoding.ids, encoding.type_ids
 
     def encode_more(self, text: str) -> list[int]:
         with refusing(f"the tokenizer cannot read {excerpt(_check_text(text))}"):
@@ -188,6 +210,12 @@ class _SentencePiece(Tokenizer):
         ids = self._encode(texts[0], ())
         return ids, [0] * len(ids)
 
+    def _encode_start(self, text: str, length: int) -> tuple[list[int], list[int]]:
+        start = [self._processor.bos_id()] * self._options["add_bos"]
+        end = [self._processor.eos_id()] * self._options["add_eos"]
+        ids = [*start, *self.encode_more(text)[: _space(length, len(start) + len(end))], *end]
+        return ids, [0] * len(ids)
+
     def encode_more(self, text: str) -> list[int]:
         with refusing(f"the tokenizer cannot read {excerpt(_check_text(text))}"):
             ids: list[int] = self._processor.encode(text, add_bos=False, add_eos=False)
@@ -235,6 +263,16 @@ def read(name: str, content: bytes, options: Mapping[str, Any] | None = None) ->
             with _naming(name):
                 return kind(content, options or {})
     raise ValueError(f"a tokenizer's name must end in {' or '.join(kinds)}, got {name!r}")
+
+
+def _space(length: int, added: int) -> int:
+    """The number of tokens of a text among `length`, of which a tokenizer adds some."""
+    if added >= length:
+        raise ValueError(
+            f"the tokenizer adds {added} tokens to a text, so its length must be larger, got "
+            f"{length}"
+        )
+    return length - added
 
 
 def prompt_ids(
