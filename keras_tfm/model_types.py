@@ -9,7 +9,7 @@ Example:
 >>> next(x.title for x in MODEL_TYPES if x.name == "qwen2")
 'Qwen2'
 >>> names_of("speech")
-['whisper']
+['whisper', 'moonshine']
 """
 
 from collections.abc import Mapping
@@ -221,6 +221,10 @@ MODEL_TYPES = (
     ModelType(
         "whisper", "Whisper", "encoder_decoders.whisper:WHISPER", "whisper", "speech",
         vocabularies={"": 51865, "large-v3": 51866},
+    ),
+    ModelType(
+        "moonshine", "Moonshine", "encoder_decoders.moonshine:MOONSHINE", "moonshine", "speech",
+        vocabularies={"": 32768},
     ),
     ModelType("vit", "ViT", "vision.vit:VIT", "vit", "images"),
     ModelType(

@@ -120,6 +120,7 @@ def inputs_of(model):
         "source": ids,
         "target": target,
         "features": rng.normal(size=(3, frames, given.get("num_mels", 1))).astype("float32"),
+        "audio": rng.uniform(-0.5, 0.5, (3, 3001)).astype("float32"),
         "region_features": rng.normal(size=(3, 4, given.get("region_dim", 1))).astype("float32"),
         "region_boxes": rng.uniform(size=(3, 4, 4)).astype("float32"),
         "pixels": rng.integers(0, 256, (3, *sizes)).astype("float32"),
@@ -134,6 +135,7 @@ def to_theirs(model, inputs):
         "source": "input_ids",
         "segments": "token_type_ids",
         "target": "decoder_input_ids",
+        "audio": "input_values",
         "region_features": "visual_feats",
         "region_boxes": "visual_pos",
     }

@@ -2,6 +2,7 @@
 
 import json
 import re
+import wave
 from dataclasses import replace
 from pathlib import Path
 
@@ -240,6 +241,25 @@ def test_speech_in_several_languages_needs_a_prompt(tmp_path):
     taken = taken_of(folder, default_prompt=[1, 3, 4])
     assert "source_length" not in taken.arguments
     assert taken.processors == processors.transcription(load_checkpoint(folder).model)
+
+
+def test_speech_of_any_length_gets_several(run, tmp_path):
+    folder, path = tmp_path / "moonshine", tmp_path / "x.tflite"
+    speech = models.moonshine(len(WORDS), **SIZES, max_length=9, end_id=7)
+    checkpoints.save_huggingface(randomize(speech, 3), folder)
+    with_tokenizer(folder)
+    taken = taken_of(folder).arguments
+    assert taken["source_length"] == [64000, 160000, 480000]
+    assert (taken["default_prompt"], taken["max_length"], taken["end_id"]) == ([1], 9, [7])
+    code, _, err = run("export", folder, path, "--lengths", "1600,8000")
+    assert code == 0, err
+    sound = np.sin(np.arange(1500) * 0.1)
+    with wave.open(str(tmp_path / "x.wav"), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", None))
+        file.writeframes(np.round(sound * 32767).astype("<i2").tobytes())
+    code, out, err = run("predict", path, tmp_path / "x.wav")
+    assert code == 0, err
+    assert out.strip() == runtime.load(path).transcribe(tmp_path / "x.wav").strip()
 
 
 def test_import_names_every_model_type():

@@ -34,6 +34,8 @@ Arguments = dict[str, Any]
 CONVERSATION, TARGET, SOURCE = 1024, 128, 512
 # Shorter lengths of texts and prompts: a short text need not be computed as a long one.
 SHORT, PROMPT = (32, 128), 64
+# Lengths of audio of a model that takes any, in seconds.
+SECONDS = (4, 10, 30)
 # Architectures of transformers, by their endings, that read pairs of texts.
 _OF_PAIRS = ("ForSequenceClassification", "ForQuestionAnswering", "ForNextSentencePrediction")
 _NO_TEMPLATE = (
@@ -534,11 +536,14 @@ def _with_open_length(model: keras.Model, writes: bool) -> list[str]:
     return [
         name
         for name, x in interface.inputs.items()
-        if x.is_open and x.audio is None and name != stepped
+        if x.is_open and not (x.audio and x.audio.length) and name != stepped
     ]
 
 
 def _source_lengths(model: keras.Model, names: list[str], longest: int) -> list[int]:
-    """Several lengths for a model that masks padding, otherwise the longest."""
+    """Several lengths for a model that masks padding, otherwise the longest; of audio, samples."""
+    readers = [x.audio for x in interface_of(model).inputs.values() if x.name in names and x.audio]
+    if readers:
+        return [seconds * readers[0].sample_rate for seconds in SECONDS]
     masked = names and interface_of(model).invisibly_padded(names) >= set(names)
     return [*(n for n in SHORT if masked and n < longest), longest]

@@ -25,10 +25,10 @@ from keras_tfm.keras_internals import calls_of, producer
 from keras_tfm.layers import (
     EndTokenPooling,
     ImageNormalization,
-    LogMelSpectrogram,
     SegmentEmbedding,
     TokenEmbedding,
 )
+from keras_tfm.layers.audio.audio_layer import AudioLayer
 from keras_tfm.layers.embeddings.token_mask import TokenMask
 from keras_tfm.layers.types import Tensor
 from keras_tfm.models.encoder_decoders.shifted_source import SHIFTED
@@ -65,7 +65,7 @@ class Input:
         mask_of: str, the input of tokens whose padding mask this is, by its name there.
         end_id: int, the end token that rows must contain, which an `EndTokenPooling` looks for.
         is_pixels: bool, whether only an `ImageNormalization` reads the input: pixels from 0 to 255.
-        audio: the `LogMelSpectrogram` that is the input's only reader.
+        audio: an `AudioLayer` such as `LogMelSpectrogram`, if only such layers read the input.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Input:
     mask_of: str | None = None
     end_id: int | None = None
     is_pixels: bool = False
-    audio: LogMelSpectrogram | None = None
+    audio: AudioLayer | None = None
 
     @property
     def takes_ids(self) -> bool:
@@ -312,7 +312,8 @@ the tokens inside the model
         generator = np.random.default_rng(0)
         inputs = {}
         for i, x in enumerate(self.inputs.values()):
-            shape = (12, *(5 + i * difference if d is None else d for d in x.spec.shape[1:]))
+            length = (5 if x.audio is None else x.audio.shortest) + i * difference
+            shape = (12, *(length if d is None else d for d in x.spec.shape[1:]))
             if "int" in x.spec.dtype or x.vocabulary_size is not None:
                 # Unknown: ids 0 and 1, which every vocabulary has.
                 size = x.vocabulary_size or 2
@@ -356,7 +357,7 @@ class _Reading(NamedTuple):
     is_segments: bool = False
     end_id: int | None = None
     is_pixels: bool = False
-    audio: LogMelSpectrogram | None = None
+    audio: AudioLayer | None = None
 
 
 def _read_inputs(model: keras.Model) -> dict[str, Input]:
@@ -441,7 +442,7 @@ def _reading(operation: keras.Operation, place: int, is_last: bool) -> _Reading:
         return _Reading(operation.num_segments if place == 1 else None, is_segments=True)
     if isinstance(operation, EndTokenPooling) and is_last:
         return _Reading(end_id=operation.end_id)
-    if isinstance(operation, LogMelSpectrogram):
+    if isinstance(operation, AudioLayer):
         return _Reading(audio=operation)
     return _Reading(is_pixels=isinstance(operation, ImageNormalization))
 

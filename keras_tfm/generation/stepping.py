@@ -102,6 +102,8 @@ def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, Te
         x, size = known.spec, known.vocabulary_size
         # Another length than the target's, but not a longer one: position tables may end there.
         unknown = length if name == target else max(2, length - 1)
+        if known.audio is not None:
+            unknown = max(unknown, 2 * known.audio.shortest)  # some frames
         shape = tuple(2 if i == 0 else d or unknown for i, d in enumerate(x.shape))
         if name == target and x.shape[1] is not None:
             raise ValueError(

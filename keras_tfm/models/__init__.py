@@ -13,6 +13,7 @@ from keras_tfm.models.encoder_decoders.bart import bart
 from keras_tfm.models.encoder_decoders.m2m_100 import m2m_100
 from keras_tfm.models.encoder_decoders.marian import marian
 from keras_tfm.models.encoder_decoders.mbart import mbart
+from keras_tfm.models.encoder_decoders.moonshine import moonshine
 from keras_tfm.models.encoder_decoders.pegasus import pegasus
 from keras_tfm.models.encoder_decoders.t5 import t5
 from keras_tfm.models.encoder_decoders.transformer import transformer
@@ -101,6 +102,7 @@ __all__ = [
     "masked_msa",
     "mbart",
     "modernbert",
+    "moonshine",
     "next_sentence",
     "olmo2",
     "pair_classifier",

@@ -273,6 +273,12 @@ def _audio(name: str, values: Values, expected: Input) -> np.ndarray:
     result = np.zeros((len(arrays), length), expected.dtype)
     for row, array in zip(result, arrays, strict=True):
         check_duration(name, len(array), length, rate)
+        shortest = expected.shortest
+        if shortest is not None and len(array) < shortest:
+            raise ValueError(
+                f"{name} has {len(array)} samples, {len(array) / rate:.3f} seconds, but the model "
+                f"needs at least {shortest}, {shortest / rate:.3f} seconds"
+            )
         if len(array) < length and not expected.padded:
             raise ValueError(f"{name} must have {length} samples, got {len(array)}")
         row[: len(array)] = array
@@ -289,7 +295,7 @@ def check_duration(name: str, count: int, length: int, rate: int) -> None:
 
 
 def longest_row(values: Values) -> int:
-    """The length of the longest row of ids; 0 for other values, which `fit` refuses."""
+    """The length of the longest row of ids or samples; 0 for what `fit` refuses."""
     if not _is_sequence(values) or not len(values):
         return 0
     if not _is_sequence(values[0]):

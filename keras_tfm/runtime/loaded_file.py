@@ -228,7 +228,7 @@ class LoadedFile:
             if all(
                 longest_row(x) <= expected[key].shape[1]
                 for key, x in inputs.items()
-                if key in expected and expected[key].is_ids
+                if key in expected and (expected[key].is_ids or expected[key].is_audio)
             ):
                 return name, inputs
         return list(found)[-1], inputs

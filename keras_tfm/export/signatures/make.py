@@ -62,7 +62,7 @@ def _complete(request: Request, name: str, argument: Argument) -> Argument:
     audio = None if argument.input is None else argument.input.audio
     return dataclasses.replace(
         argument,
-        is_padded=argument.is_padded or (audio is not None and audio.length is not None),
+        is_padded=argument.is_padded or (audio is not None and audio.takes_shorter),
         needs_token=name in request.needing_a_token,
     )
 

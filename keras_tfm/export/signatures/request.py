@@ -248,7 +248,8 @@ class Request:
         found = self.interface.invisibly_padded(
             [*inputs] if "predict" in self.roles else self.others
         )
-        return found | {name for name, x in inputs.items() if x.mask_of in found}
+        audio = {name for name, x in inputs.items() if x.audio and x.audio.masks_padding}
+        return found | audio | {name for name, x in inputs.items() if x.mask_of in found}
 
     @property
     def masked_target(self) -> frozenset[str]:
@@ -467,7 +468,7 @@ def source_lengths(
     stepped = None if list(roles) == ["predict"] else interface.find_target(target)
     open_ = [name for name, x in inputs.items() if x.is_open and name != stepped]
     unknown = [name for name in given if name not in open_]
-    known_otherwise = [name for name, x in inputs.items() if x.audio is not None]
+    known_otherwise = [name for name, x in inputs.items() if x.audio and x.audio.length]
     if arguments.get("max_length") is not None and len(inputs) > 1:
         known_otherwise.append(interface.find_target(target))
     missing = [name for name in open_ if name not in given and name not in known_otherwise]

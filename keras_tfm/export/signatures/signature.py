@@ -54,6 +54,7 @@ class Argument:
         known = self.input
         if known is None:
             return entry
+        audio = known.audio
         return replace(
             entry,
             pad_id=known.pad_id,
@@ -62,7 +63,8 @@ class Argument:
             mask_of=known.mask_of,
             needs_token=self.needs_token,
             end_id=known.end_id,
-            sample_rate=None if known.audio is None else known.audio.sample_rate,
+            sample_rate=None if audio is None else audio.sample_rate,
+            shortest=audio.shortest if audio is not None and audio.shortest > 1 else None,
             vocabulary_size=known.vocabulary_size,
         )
 

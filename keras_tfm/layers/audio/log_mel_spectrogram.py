@@ -7,11 +7,12 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.arguments import check_integer
+from keras_tfm.layers.audio.audio_layer import AudioLayer
 from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class LogMelSpectrogram(keras.layers.Layer):
+class LogMelSpectrogram(AudioLayer):
     """Turns a waveform into the log-mel spectrogram of Whisper.
 
     P = |DFT(w x)|^2 of each Hann-windowed frame, M = log10(max(P F, 1e-10)) with Slaney's mel
@@ -74,6 +75,7 @@ class LogMelSpectrogram(keras.layers.Layer):
             raise ValueError(f"window must be even, got {window}")
         check_integer("length", length, minimum=max(window // 2 + 1, hop), optional=True)
         self.num_mels, self.length = num_mels, length
+        self.shortest = 1 if length is not None else max(window // 2 + 1, hop)
         self.sample_rate, self.window, self.hop = sample_rate, window, hop
         self.built = True
 
@@ -126,11 +128,11 @@ class LogMelSpectrogram(keras.layers.Layer):
         samples = shape[1]
         if samples is None:
             return
-        least = 1 if self.length is not None else max(self.window // 2 + 1, self.hop)
-        if samples < least or (self.length is not None and samples > self.length):
+        if samples < self.shortest or (self.length is not None and samples > self.length):
             most = "" if self.length is None else f" and at most {self.length}"
             raise ValueError(
-                f"{self.name}: audio must have at least {least}{most} samples, got {samples}"
+                f"{self.name}: audio must have at least {self.shortest}{most} samples, "
+                f"got {samples}"
             )
 
     def get_config(self) -> Config:

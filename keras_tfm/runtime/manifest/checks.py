@@ -188,6 +188,10 @@ def check_input(place: str, x: Input) -> None:
     of_ids = {"end_id": x.end_id is not None, "needs_token": x.needs_token, "padding": x.padding}
     for key, is_there in of_ids.items():
         _require(x.is_ids or not is_there, f"{place}.{key} needs a pad_id", "none")
+    if x.shortest is not None:
+        _require(x.is_audio, f"{place}.shortest needs a sample_rate", "none")
+        length = x.shape[1] if len(x.shape) == 2 else 0
+        _require(x.shortest <= length, f"{place}.shortest must be at most {length}", x.shortest)
     if x.sample_rate is not None:
         is_audio = dtype.kind == "f" and len(x.shape) == 2
         _require(is_audio, f"{place} has audio, floats (B, samples)", f"{dtype.name} {x.shape}")

@@ -83,6 +83,7 @@ class Input(Tensor):
         needs_token: bool, whether a row of padding alone gives NaN.
         end_id: int, the id that each row must contain.
         sample_rate: int, that of audio, in Hz.
+        shortest: int, the fewest samples of audio.
         vocabulary_size: int, the number of ids.
     """
 
@@ -95,6 +96,7 @@ class Input(Tensor):
     needs_token: Flag = False
     end_id: Id | None = None
     sample_rate: Size | None = None
+    shortest: Size | None = None
     vocabulary_size: Size | None = None
 
     @property

@@ -1,0 +1,27 @@
+"""The base of layers that read audio."""
+
+import keras
+
+
+class AudioLayer(keras.layers.Layer):
+    """A layer that reads a waveform (B, samples), values from -1 to 1.
+
+    An input that only such layers read is one of audio: its exported file takes WAV files and
+    arrays at any rate, and resamples them.
+
+    Attributes:
+        sample_rate: int, number of samples per second.
+        length: int, number of samples to which shorter audio is padded with zeros, or None.
+        shortest: int, number of samples below which there is nothing to compute.
+        masks_padding: bool, whether zeros behind the audio of a row change none of its outputs.
+    """
+
+    sample_rate: int
+    length: int | None = None
+    shortest: int = 1
+    masks_padding: bool = False
+
+    @property
+    def takes_shorter(self) -> bool:
+        """Whether zeros may be put behind audio that is shorter than an exported length."""
+        return self.masks_padding or self.length is not None
