@@ -22,8 +22,10 @@ def shapes(kind="llama", tied=True):
             "attn_output": (DIM, HEADS * SIZE), "ffn_gate": (INNER, DIM), "ffn_up": (INNER, DIM),
             "ffn_down": (DIM, INNER),
         }  # fmt: skip
-        if kind == "qwen3":
+        if kind in ("qwen3", "gemma3"):
             block |= {"attn_q_norm": (SIZE,), "attn_k_norm": (SIZE,)}
+        if kind in ("gemma2", "gemma3"):
+            block |= {"post_attention_norm": (DIM,), "post_ffw_norm": (DIM,)}
         found |= {f"blk.{i}.{name}": shape for name, shape in block.items()}
     return found
 
@@ -33,8 +35,11 @@ def fields(kind="llama", **changes):
         "embedding_length": DIM, "block_count": LAYERS, "attention.head_count": HEADS,
         "attention.head_count_kv": GROUPS, "attention.key_length": SIZE,
         "feed_forward_length": INNER, "context_length": 64, "rope.freq_base": 5000.0,
-        "attention.layer_norm_rms_epsilon": 1e-5, **changes,
+        "attention.layer_norm_rms_epsilon": 1e-5,
     }  # fmt: skip
+    if kind in ("gemma2", "gemma3"):
+        values["attention.sliding_window"] = 4
+    values |= changes
     return {"general.architecture": kind, **{f"{kind}.{name}": x for name, x in values.items()}}
 
 

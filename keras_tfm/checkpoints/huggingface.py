@@ -83,9 +83,9 @@ def load_huggingface(
     relatives and Whisper, and `preprocessor_config.json`, the mean and standard deviation of pixels
     for models of images. It reads no other files and does not use the network.
 
-    Or it reads a GGUF file of Llama, Mistral, Qwen2 or Qwen3. Matrices in Q4_0 or Q4_1, and those
-    of a folder that GPTQ, AWQ, compressed-tensors or torchao quantized to 4 or 8 bits, keep their
-    integers and scales: the model computes with them as one of `models.enable_quantization`, whose
+    Or it reads a GGUF file of Llama, Mistral, Qwen2, Qwen3 or Gemma 1 to 3. Matrices in Q4_0 or
+    Q4_1, and those of a folder that GPTQ, AWQ, compressed-tensors or torchao quantized to 4 or 8
+    bits, keep their integers and scales: the model computes with them as one of `models.enable_quantization`, whose
     other matrices are rounded as usual, and `export_tflite` with "int4", or "int8", stores exactly
     these. A warning names the matrices that are rounded.
 

@@ -43,23 +43,26 @@ def byte_level_fields(rule, **changes):
     }  # fmt: skip
 
 
-def llama_fields(tmp_path, **changes):
+def sentence_piece_fields(tmp_path, architecture):
     """Those of Llama's kind, and a folder with the same SentencePiece model."""
     from keras_tfm.checkpoints.tokenizers.sentence_pieces import read_model
 
-    folder = tmp_path / "llama"
+    folder = tmp_path / architecture
     folder.mkdir()
     (folder / "tokenizer.model").write_bytes(small_tokenizers.sentence_pieces("bpe"))
     settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "pad_token": "<pad>"}
+    if architecture == "gemma3":
+        names = {"bos_token": "<s>", "eos_token": "</s>", "mask_token": None}
+        settings |= {"tokenizer_class": "GemmaTokenizer", **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     model = read_model(folder / "tokenizer.model")
     return folder, {
-        "general.architecture": "llama", "tokenizer.ggml.model": "llama",
+        "general.architecture": architecture, "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [piece for piece, _ in model.pieces],
         "tokenizer.ggml.scores": [float(score) for _, score in model.pieces],
         "tokenizer.ggml.token_type": model.kinds, "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.unknown_token_id": 3,
-        "tokenizer.ggml.padding_token_id": 0, **changes,
+        "tokenizer.ggml.padding_token_id": 0,
     }  # fmt: skip
 
 
@@ -81,10 +84,12 @@ def test_of_gpt_2_as_in_a_folder(tmp_path):
     assert found.decode([len(tokens) - 2, len(tokens) - 1]) == "<think>"
 
 
-def test_of_llama_as_in_a_folder(tmp_path):
-    folder, given = llama_fields(tmp_path)
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_of_llama_and_gemma_as_in_a_folder(architecture, tmp_path):
+    folder, given = sentence_piece_fields(tmp_path, architecture)
     write_gguf(tmp_path / "x.gguf", given, {})
     found, wanted = (checkpoints.load_tokenizer(x) for x in (tmp_path / "x.gguf", folder))
+    assert found.encode(TEXTS[0]).ids[0] == 1
     for line in TEXTS:
         assert found.encode(line).ids == wanted.encode(line).ids
         assert found.decode(found.encode(line).ids) == wanted.decode(wanted.encode(line).ids)

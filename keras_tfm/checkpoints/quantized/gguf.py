@@ -1,7 +1,8 @@
-"""GGUF files of Llama, Mistral, Qwen2 and Qwen3, under the names and fields of transformers."""
+"""GGUF files of Llama, Mistral, Qwen and Gemma, under the names and fields of transformers."""
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from keras_tfm.checkpoints.quantized.gguf_file import GgufFile
 from keras_tfm.checkpoints.quantized.grids import QuantizedTensor
 from keras_tfm.checkpoints.tensors import AnyTensors, Tensor
 
-# The class of transformers by the architecture of a file.
+# The class and the model type of transformers by the architecture of a file.
 _ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
+    "llama": ("LlamaForCausalLM", "llama"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "gemma": ("GemmaForCausalLM", "gemma"),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2"),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
 }
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -36,6 +40,16 @@ _BLOCK_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# In blocks that normalise the output of each sublayer, too.
+_POST_NORM_NAMES = {
+    **_BLOCK_NAMES,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# The number of blocks of the models of 27 billion parameters, whose heads are scaled by another
+# number than their width, which no field tells.
+_LARGEST = {"gemma2": 46, "gemma3": 62}
 # The tensor by which llama.cpp scales the rotary positions of Llama 3.1 and later.
 _ROPE_FACTORS = "rope_freqs.weight"
 # The factors of Llama 3.1 and 3.2; the other numbers are the same in all models.
@@ -63,7 +77,7 @@ def open_gguf(path: Path) -> tuple[Config, "GgufTensors"]:
             f"got {architecture!r}"
         )
     fields = _fields(file, str(architecture))
-    return Config.of(path, fields), GgufTensors(file, fields)
+    return Config.of(path, fields), GgufTensors(file, fields, str(architecture))
 
 
 def _fields(file: GgufFile, architecture: str) -> Fields:
@@ -87,8 +101,8 @@ def _fields(file: GgufFile, architecture: str) -> Fields:
             refuse(name, numbers[name], "a positive integer")
     heads = numbers["attention.head_count"]
     fields = {
-        "model_type": architecture,
-        "architectures": [_ARCHITECTURES[architecture]],
+        "architectures": [_ARCHITECTURES[architecture][0]],
+        "model_type": _ARCHITECTURES[architecture][1],
         "vocab_size": table.shape[0],
         "hidden_size": numbers["embedding_length"],
         "num_hidden_layers": numbers["block_count"],
@@ -110,6 +124,8 @@ def _fields(file: GgufFile, architecture: str) -> Fields:
     for name in ("attention.value_length", "rope.dimension_count"):
         if field(name, fields["head_dim"]) != fields["head_dim"]:
             refuse(name, field(name), f"the width of a head ({fields['head_dim']})")
+    if architecture.startswith("gemma"):
+        fields |= _of_gemma(architecture, fields, field)
     scaling = field("rope.scaling.type", "none")
     if scaling == "linear":
         factor = field("rope.scaling.factor")
@@ -125,6 +141,25 @@ def _fields(file: GgufFile, architecture: str) -> Fields:
     if _ROPE_FACTORS in file.tensors:
         fields["rope_scaling"] = _llama3(file, fields)
     return fields
+
+
+def _of_gemma(architecture: str, fields: Fields, field: Callable[..., Any]) -> Fields:
+    """What the configuration of a Gemma has besides that of a Llama."""
+    found: Fields = {"hidden_act": "gelu_pytorch_tanh"}
+    if architecture == "gemma":
+        return found
+    width = fields["head_dim"]
+    if fields["num_hidden_layers"] == _LARGEST[architecture]:
+        width = fields["hidden_size"] // fields["num_attention_heads"]
+    found |= {
+        "hidden_activation": found["hidden_act"],
+        "query_pre_attn_scalar": width,
+        "sliding_window": field("attention.sliding_window"),
+    }
+    if architecture == "gemma3":
+        return {**found, "rope_local_base_freq": _shortest(field("rope.freq_base_swa", 10000.0))}
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    return found | {name: _shortest(field(name, x)) for name, x in caps.items()}
 
 
 def _shortest(value: Any) -> Any:
@@ -154,20 +189,24 @@ class GgufTensors(AnyTensors):
     """The tensors of a GGUF file, by their names in transformers.
 
     The rows of Llama's queries and keys are in transformers' order: llama.cpp rotates neighbouring
-    columns of a head, transformers columns of its two halves.
+    columns of a head, transformers columns of its two halves. The scales of Gemma's norms are less
+    1, as there.
 
     Args:
         file: the file.
         fields: the fields of its configuration.
+        architecture: str, that of the file.
     """
 
-    def __init__(self, file: GgufFile, fields: Fields):
+    def __init__(self, file: GgufFile, fields: Fields, architecture: str):
         super().__init__()
         self._file = file
+        self._is_gemma = architecture.startswith("gemma")
+        names = _POST_NORM_NAMES if architecture in ("gemma2", "gemma3") else _BLOCK_NAMES
         self._own: dict[str, str] = {}
         self._heads: dict[str, int] = {}
         for own, found in file.tensors.items():
-            name = _name(own)
+            name = _name(own, names)
             if own == _ROPE_FACTORS:
                 continue
             if name is None:
@@ -190,6 +229,8 @@ class GgufTensors(AnyTensors):
         """The values of a tensor in float32."""
         found = self._file.read(self._own[name])
         values = found.values() if isinstance(found, QuantizedTensor) else found
+        if self._is_gemma and name.endswith("norm.weight"):
+            values = values - 1
         return self._order(name, values.reshape(self[name].shape))
 
     def quantized_tensor(self, name: str) -> QuantizedTensor | None:
@@ -218,7 +259,7 @@ class GgufTensors(AnyTensors):
         return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _name(own: str) -> str | None:
+def _name(own: str, names: Mapping[str, str] = _BLOCK_NAMES) -> str | None:
     """The name in transformers.
 
     >>> _name("blk.3.attn_q.weight"), _name("output_norm.weight"), _name("blk.0.ssm_a")
@@ -228,7 +269,7 @@ def _name(own: str) -> str | None:
     if found is None:
         return None
     number, name, kind = found.groups()
-    known = (_NAMES if number is None else _BLOCK_NAMES).get(name)
+    known = (_NAMES if number is None else names).get(name)
     if known is None:
         return None
     return f"{known}.{kind}" if number is None else f"model.layers.{number}.{known}.{kind}"

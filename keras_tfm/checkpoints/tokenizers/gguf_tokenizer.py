@@ -11,8 +11,10 @@ from keras_tfm.checkpoints.quantized.gguf_file import GgufFile
 from keras_tfm.checkpoints.tokenizers.byte_pairs import QWEN_WORDS
 from keras_tfm.checkpoints.tokenizers.sentence_pieces import (
     CONTROL,
+    SPACE,
     USER_DEFINED,
     SentencePieceModel,
+    gemma_of_pieces,
     llama_of_pieces,
 )
 from keras_tfm.checkpoints.tokenizers.tokenizer_settings import (
@@ -102,8 +104,12 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     with reading(path):
         if kind == "llama":
             scores = file.fields.get(f"{_PREFIX}scores") or [0.0] * len(tokens)
+            is_gemma = str(file.fields.get("general.architecture")).startswith("gemma")
+            if is_gemma:  # whose pieces of several spaces are written with spaces
+                tokens = [x.replace(" ", SPACE) if x.isspace() else x for x in tokens]
             pieces = [*zip(tokens, scores, strict=True)]
-            return llama_of_pieces(settings, SentencePieceModel(pieces, types, 2, b""))
+            make = gemma_of_pieces if is_gemma else llama_of_pieces
+            return make(settings, SentencePieceModel(pieces, types, 2, b""))
         if kind == "gpt2":
             return _byte_level(settings, file, tokens, types)
     raise ValueError(f"{path}: {_PREFIX}model must be one of ['gpt2', 'llama'], got {kind!r}")

@@ -14,7 +14,7 @@ from keras_tfm.checkpoints.tokenizers.tokenizer_settings import (
 from keras_tfm.runtime.tokenizers.protobuf import message_fields
 from keras_tfm.runtime.tokenizers.tokenizer_limits import check_sentence_piece
 
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 # Values of `ModelProto.SentencePiece.type` and `TrainerSpec.model_type`.
 CONTROL, USER_DEFINED = 3, 4
 UNIGRAM, _BPE = 1, 2
@@ -88,7 +88,7 @@ def llama_of_pieces(settings: TokenizerSettings, model: SentencePieceModel) -> T
     # "legacy" also puts a space after each special token within a text.
     scheme = "always" if settings.get("legacy", False) else "first"
     tokenizer.pre_tokenizer = package.pre_tokenizers.Metaspace(
-        replacement=_SPACE, prepend_scheme=scheme if prefix else "never", split=False
+        replacement=SPACE, prepend_scheme=scheme if prefix else "never", split=False
     )
     decoders = [*_decoders(package), *([package.decoders.Strip(" ", 1, 0)] if prefix else [])]
     tokenizer.decoder = package.decoders.Sequence(decoders)
@@ -100,14 +100,18 @@ def llama_of_pieces(settings: TokenizerSettings, model: SentencePieceModel) -> T
 
 def gemma(settings: TokenizerSettings, file: Path) -> Tokenizer:
     """The tokenizer of Gemma: byte pairs that keep all spaces, and bytes as fallback."""
+    with reading(file):
+        return gemma_of_pieces(settings, _of_kind(read_model(file), _BPE))
+
+
+def gemma_of_pieces(settings: TokenizerSettings, model: SentencePieceModel) -> Tokenizer:
+    """The tokenizer of Gemma, of the pieces of its model."""
     package = settings.package
     names = {
         "bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"
     }  # fmt: skip
-    with reading(file):
-        model = _of_kind(read_model(file), _BPE)
     tokenizer, added = _byte_pairs(settings, model, unk_token=settings.text("unk", "<unk>"))
-    tokenizer.normalizer = package.normalizers.Replace(" ", _SPACE)
+    tokenizer.normalizer = package.normalizers.Replace(" ", SPACE)
     tokenizer.pre_tokenizer = package.pre_tokenizers.Split(" ", behavior="merged_with_previous")
     tokenizer.decoder = package.decoders.Sequence(_decoders(package))
     settings.add_tokens(tokenizer, {**names}, added)
@@ -250,7 +254,7 @@ def _of_kind(model: SentencePieceModel, algorithm: int) -> SentencePieceModel:
 
 def _decoders(package: Package) -> list[object]:
     decoders = package.decoders
-    return [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
 
 
 def split_at_spaces(settings: TokenizerSettings, tokenizer: Tokenizer) -> None:
@@ -258,7 +262,7 @@ def split_at_spaces(settings: TokenizerSettings, tokenizer: Tokenizer) -> None:
     package = settings.package
     prefix = settings.get("add_prefix_space")
     scheme = "never" if prefix is False else "always"
-    space = {"replacement": _SPACE, "prepend_scheme": scheme}
+    space = {"replacement": SPACE, "prepend_scheme": scheme}
     tokenizer.pre_tokenizer = package.pre_tokenizers.Sequence(
         [package.pre_tokenizers.WhitespaceSplit(), package.pre_tokenizers.Metaspace(**space)]
     )
