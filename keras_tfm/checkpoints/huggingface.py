@@ -85,9 +85,9 @@ def load_huggingface(
 
     Or it reads a GGUF file of Llama, Mistral, Qwen2, Qwen3 or Gemma 1 to 3. Matrices in Q4_0 or
     Q4_1, and those of a folder that GPTQ, AWQ, compressed-tensors or torchao quantized to 4 or 8
-    bits, keep their integers and scales: the model computes with them as one of `models.enable_quantization`, whose
-    other matrices are rounded as usual, and `export_tflite` with "int4", or "int8", stores exactly
-    these. A warning names the matrices that are rounded.
+    bits, keep their integers and scales: the model computes with them as one of
+    `models.enable_quantization`, whose other matrices are rounded as usual, and `export_tflite`
+    with "int4", or "int8", stores exactly these. A warning names the matrices that are rounded.
 
     Weights are read one at a time, and converted to the dtype of the model's variables: a folder in
     half precision becomes float32, or with `dtype="bfloat16"` stays as small as its files.
