@@ -151,9 +151,8 @@ def load_sentence_transformer(
             size = options.get("vocabulary_size")
             options["pad_id"], appended = _padding(transformer, folder, size)
     model = load_huggingface(transformer, **options)
-    for layer in model.layers if appended else ():
-        if isinstance(layer, TokenEmbedding | TokenMask):
-            layer.padding = "after_end"
+    if appended:
+        _set_padding(model, "after_end")
     if max_seq_length is None:
         max_seq_length = _max_seq_length(settings, transformer, folder, model)
     normalize = kinds[-1] == "Normalize"
@@ -242,7 +241,11 @@ def save_sentence_transformer(
             (new / name).write_bytes(content)
         for name, layer in zip(_dense_names(model), _projections(model), strict=True):
             _save_dense(new / name, layer)
-        check_equal(model, load_sentence_transformer(new))
+        again = load_sentence_transformer(new)
+        # By the tokenizer; of ids, not of texts, a builder's model reads the first padding id
+        # after a text otherwise.
+        _set_padding(again, model.embedding.padding)
+        check_equal(model, again)
         made = [path for path in new.rglob("*") if path.is_file()]
         for path in made:
             atomic_files.flush(path)
@@ -270,6 +273,13 @@ def _projections(model: models.Model) -> list[keras.layers.Dense]:
     widths = model.head.arguments["projection_dim"]
     count = len(widths) if isinstance(widths, list) else int(widths is not None)
     return [model.get_layer(projection_name(i)) for i in range(count)]
+
+
+def _set_padding(model: models.Model, padding: str) -> None:
+    """Sets where the padding id is padding, see `layers.TokenEmbedding`."""
+    for layer in model.layers:
+        if isinstance(layer, TokenEmbedding | TokenMask):
+            layer.padding = padding
 
 
 def _is_decoder(builder: Callable[..., models.Model]) -> bool:

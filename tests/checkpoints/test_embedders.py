@@ -221,6 +221,36 @@ def test_a_language_model_without_its_output_layer(tmp_path):
     assert_close(generation.embed(model, TEXTS, tokenizer_of()), wanted, FLOAT32)
 
 
+@pytest.mark.parametrize(
+    ("builder", "options", "pooling", "template"),
+    [
+        # As Qwen3-Embedding: the tokenizer ends each text with the padding token.
+        ("llama", {"query_key_norm": True, "head_dim": 8, "pad_id": 0}, "last", "$A <pad>"),
+        ("modernbert", {"window": 4, "pad_id": 0}, "first", "<bos> $A <eos>"),
+    ],
+)
+def test_other_embedders(tmp_path, builder, options, pooling, template):
+    """Each text alone in transformers, all in one batch here; some end with the padding token."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from tokenizers import processors
+
+    tokenizer = tokenizer_of()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[("<pad>", 0), ("<eos>", 1), ("<bos>", 2)]
+    )
+    sizes = {"dim": 24, "num_layers": 3, "num_heads": 3, "intermediate_dim": 13, "max_length": 64}
+    base = getattr(models, builder)(len(WORDS), **sizes, **options)
+    model = randomize(models.sentence_embedding(base, pooling, normalize=False))
+    checkpoints.save_sentence_transformer(model, tmp_path, tokenizer)
+    again = checkpoints.load_sentence_transformer(tmp_path)
+    found = generation.embed(again, TEXTS, checkpoints.load_tokenizer(tmp_path))
+    theirs = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    for text, vector in zip(TEXTS, found, strict=True):
+        with torch.no_grad():
+            x = theirs(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0]
+        assert_close(vector, x[-1 if pooling == "last" else 0].numpy(), FLOAT32)
+
+
 def test_what_is_not_saved(tmp_path):
     sizes = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}
     bert = models.bert(11, **sizes, segments=False)
