@@ -138,6 +138,10 @@ MODEL_TYPES = (
         tokenizer="LlamaTokenizer",
     ),
     ModelType(
+        "gemma4_text", "Gemma 4 (text)", "decoders.gemma4:GEMMA4", "gemma4", "decoder",
+        vocabularies={"": 262144}, tokenizer="GemmaTokenizer",
+    ),
+    ModelType(
         "gemma3_text", "Gemma 3 (text), EmbeddingGemma", "decoders.gemma:GEMMA3", "gemma",
         "decoder", arguments={"post_norm": True, "query_key_norm": True},
         tokenizer="GemmaTokenizer",

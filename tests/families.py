@@ -40,6 +40,12 @@ def own_options():
         "gemma2": {**gemma2, "attention_logit_soft_cap": 2.0},
         "gemma3_text": {**gemma2, "local_rope_theta": 50.0},
         "gemma3_text, bidirectional": {"causal": False, "pad_id": 0},
+        "gemma4_text": {
+            "num_layers": 5, "windows": [4, None, 4, 4, None], "num_shared_layers": 3,
+            "global_head_dim": 12, "global_num_key_value_heads": 2, "tied_values": True,
+            "shared_intermediate_dim": 26, "layer_input_dim": 6, "rope_theta": 99.0,
+            "local_rope_theta": 50.0, "final_logit_soft_cap": 4.0,
+        },
         "granite": {
             "embedding_multiplier": 3.0, "attention_multiplier": 0.7, "residual_multiplier": 0.6,
             "logits_scaling": 2.5,

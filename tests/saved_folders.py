@@ -54,6 +54,12 @@ OPTIONS = {
             4.0, 8, [1.0] * 3, [1.1, 9.0, 40.0], attention_factor=1.5,
         ),
     },
+    "gemma4_text, plain": {
+        "num_layers": 2, "windows": [4, None], "num_shared_layers": 0, "tied_values": False,
+        "layer_input_dim": None, "shared_intermediate_dim": None, "final_logit_soft_cap": None,
+        "global_num_key_value_heads": None, "attention_bias": True, "rope_scaling": None,
+        "tie_output": False,
+    },
     "gpt_neox, one after the other": {"parallel": False, "attention_bias": False},
     "gpt_neox, whole heads, tied": {"rotary_dim": 6, "tie_output": True},
     "cohere2, no windows, untied": {"windows": None, "tie_output": False},

@@ -235,7 +235,8 @@ def open_huggingface(
         config.refuse("model_type", model_type, f"one of {list(FAMILIES)}")
     family = FAMILIES[model_type]
     config.rename(family.aliases)
-    config.only(per_layer_config={})  # of any family: blocks with fields of their own
+    if not family.has_own_blocks:
+        config.only(per_layer_config={})
     if tensors is None:
         tensors = quantized_tensors(config, Tensors(folder))
     named = Named(tensors, family.names)

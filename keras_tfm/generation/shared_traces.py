@@ -111,8 +111,13 @@ def _may_share(layer: keras.Layer, args: tuple[Any, ...]) -> bool:
 
 
 def _is_known(layer: keras.Layer) -> bool:
-    """Whether a layer is a block without custom parts, which its configuration describes fully."""
+    """Whether a layer is a block without custom parts, which its configuration describes fully.
+
+    Keys and values that blocks share are tensors of one graph.
+    """
     if not isinstance(layer, TransformerBlock):
+        return False
+    if layer.self_attention is not None and layer.self_attention.key_value != "own":
         return False
     packages = {type(x).__module__.split(".")[0] for x in (layer, *sublayers(layer))}
     return packages <= {"keras", "keras_tfm"} and _description(layer) is not None

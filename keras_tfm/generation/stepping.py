@@ -283,7 +283,11 @@ class _ComparedCalls:
         self._number += 1
         whole, allowed = self._whole[self._number], self._allowed[self._number]
         flat = keras.tree.flatten(outputs)
+        scope = DecodingScope.current()
         parts = [self._part(*each) for each in zip(whole, flat, allowed, strict=True)]
+        # Other layers find the step's cache entry by the keys that this layer returned.
+        shared = [scope is not None and scope.shares(x) for x in flat]
+        parts = [x if keep else y for x, y, keep in zip(flat, parts, shared, strict=True)]
         return keras.tree.pack_sequence_as(outputs, parts)
 
     def _part(self, whole: Tensor, part: Tensor, allowed: float) -> Tensor:

@@ -61,6 +61,7 @@ from keras_tfm.layers.positions.rotary_scaling import (
     Llama3Scaling,
     LongRoPEScaling,
     NTKScaling,
+    ProportionalScaling,
     YaRNScaling,
 )
 from keras_tfm.layers.residual import Residual
@@ -110,6 +111,7 @@ __all__ = [
     "PositionalEncoding",
     "PositionalEncoding2D",
     "PrefixTokens",
+    "ProportionalScaling",
     "RMSNormalization",
     "RandomResizedCrop",
     "RegionEmbedding",

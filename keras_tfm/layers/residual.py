@@ -41,12 +41,13 @@ class Residual(RematerializedLayer):
 
     Call arguments:
         x: float tensor (..., T, D).
-        sublayer: layer or function f from (..., T, D) to (..., T, D).
+        sublayer: layer or function f from (..., T, D) to (..., T, D). If it returns a tuple, f(x)
+            is the first of its tensors.
         base: (..., T, D), the x of the sum, if it is not the sublayer's input: what another
             sublayer with the same input returned. Default: x.
 
     Returns:
-        Float tensor (..., T, D).
+        Float tensor (..., T, D); a tuple of it and the sublayer's other tensors, if there are some.
 
     Raises:
         TypeError: an argument of the wrong type, such as a norm that is no layer; a call without
@@ -124,11 +125,14 @@ class Residual(RematerializedLayer):
         sublayer: Callable[[Tensor], Tensor] | None = None,
         base: Tensor | None = None,
         training: bool | None = None,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, ...]:
         """(..., T, D) -> (..., T, D)."""
         if sublayer is None:
             raise TypeError(f"{self.name} must be called with sublayer=, a layer or a function")
         y = sublayer(x if self.input_norm is None else self.input_norm(x))
+        others: tuple[Tensor, ...] = ()
+        if isinstance(y, tuple):
+            y, others = y[0], y[1:]
         if self.output_norm is not None:
             y = self.output_norm(y)
         if self.dropout:
@@ -141,7 +145,8 @@ class Residual(RematerializedLayer):
             y = self.drop_path_layer(y, training=training)
         base = x if base is None else base
         y = (base if self.residual_scale == 1.0 else base * self.residual_scale) + y
-        return y if self.sum_norm is None else self.sum_norm(y)
+        y = y if self.sum_norm is None else self.sum_norm(y)
+        return (y, *others) if others else y
 
     def compute_output_shape(self, x_shape: Shape, **_: object) -> Shape:
         """The shape of the input."""

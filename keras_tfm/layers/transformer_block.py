@@ -162,6 +162,10 @@ class TransformerBlock(RematerializedLayer):
                 f"{self.name}: parallel={parallel!r} is for self-attention and a feed-forward "
                 "network"
             )
+        if self._has_one_residual and self._key_value == "returned":
+            raise ValueError(
+                f'{self.name}: key_value="returned" is not for parallel={ONE_RESIDUAL!r}'
+            )
         if self.self_attention is not None and self.self_attention.causal != causal:
             raise ValueError(
                 f"{self.name}: causal={causal}, but self_attention has "
@@ -268,6 +272,8 @@ class TransformerBlock(RematerializedLayer):
             part.build(x_shape, *others)
         if not isinstance(part, Residual):
             after = part.compute_output_shape(x_shape)
+            if after and isinstance(after[0], tuple | list):  # with keys and values
+                after = after[0]
             if after[-1] != x_shape[-1]:
                 raise ValueError(
                     f"{self.name}: {part.name} must return the width of its input, "
@@ -312,8 +318,15 @@ class TransformerBlock(RematerializedLayer):
             return self.feed_forward_residual(x, base=attended, **given)
         return self.feed_forward_residual(attended, **given)
 
-    def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Shape:
-        """The shape of the first input."""
+    @property
+    def _key_value(self) -> str:
+        """Where the keys and values of the self-attention are from; see there."""
+        return "own" if self.self_attention is None else str(self.self_attention.key_value)
+
+    def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Any:
+        """The shape of the first input, and of keys and values if they are returned."""
+        if self._key_value == "returned":
+            return self.self_attention.compute_output_shape(x_shape)
         return x_shape
 
     @classmethod
@@ -458,9 +471,12 @@ class TransformerDecoderBlock(TransformerBlock):
             arXiv:2005.12872).
         context_position_encoding: (..., S, C), added to the input of the key projection of the
             cross-attention.
+        keys, values: (..., T, G K) and (..., T, G V), those of another block, for a self-attention
+            with `key_value="given"`.
 
     Returns:
-        Float tensor (..., T, D).
+        Float tensor (..., T, D). If the self-attention has `key_value="returned"`, a tuple of it,
+        the keys and the values.
 
     Example:
 
@@ -499,9 +515,11 @@ class TransformerDecoderBlock(TransformerBlock):
         positions: Tensor | None = None,
         position_encoding: Tensor | None = None,
         context_position_encoding: Tensor | None = None,
+        keys: Tensor | None = None,
+        values: Tensor | None = None,
         x_mask: Tensor | None = None,
         training: bool | None = None,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, ...]:
         """(..., T, D), (..., S, C) -> (..., T, D)."""
         self._check_context(context)
         mask = x_mask if mask is None else mask
@@ -514,12 +532,15 @@ class TransformerDecoderBlock(TransformerBlock):
             attention_mask=attention_mask,
             attention_bias=attention_bias,
             positions=positions,
+            keys=keys,
+            values=values,
         )
+        shared: tuple[Tensor, ...] = ()
+        if self._key_value == "returned":
+            attended, shared = attended[0], attended[1:]
         if self.cross_attention is not None:
-            keys = (
-                None if context_position_encoding is None else context + context_position_encoding
-            )
-            given = {"context_mask": context_mask, "key": keys, "positions": positions}
+            key = None if context_position_encoding is None else context + context_position_encoding
+            given = {"context_mask": context_mask, "key": key, "positions": positions}
 
             def attend_to_context(y: Tensor) -> Tensor:
                 y = y if position_encoding is None else y + position_encoding
@@ -528,7 +549,8 @@ class TransformerDecoderBlock(TransformerBlock):
             attended = self.cross_attention_residual(
                 attended, sublayer=attend_to_context, training=training
             )
-        return self._feed_forward(x, attended, training)
+        y = self._feed_forward(x, attended, training)
+        return (y, *shared) if shared else y
 
     def _check_context(self, context: Tensor) -> None:
         if self.cross_attention is not None and context is None:

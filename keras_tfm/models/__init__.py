@@ -2,6 +2,7 @@
 
 from keras_tfm.models.decoders.cohere import cohere
 from keras_tfm.models.decoders.gemma import gemma
+from keras_tfm.models.decoders.gemma4 import gemma4
 from keras_tfm.models.decoders.gpt import gpt
 from keras_tfm.models.decoders.gpt_neox import gpt_neox
 from keras_tfm.models.decoders.granite import granite
@@ -88,6 +89,7 @@ __all__ = [
     "encoder",
     "evoformer",
     "gemma",
+    "gemma4",
     "gpt",
     "gpt_neox",
     "granite",

@@ -8,6 +8,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from families import small_model
 from keras_weights import randomize
 from small_exports import small
 from small_tokenizers import byte_pairs, sentence_pieces, word_pieces
@@ -140,6 +141,37 @@ def test_stock_runtime_continues_as_full_passes_in_keras(files, name):
     assert [x["text"] for x in answers] == [x["expected"][-1] for x in answers]
     assert len({x["text"] for x in answers}) > 6  # the weights make varied texts
     assert len(prompts[-2]["tokens"]) == 2
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma3_text",
+        pytest.param("qwen3", marks=pytest.mark.slow),
+        pytest.param("smollm3", marks=pytest.mark.slow),
+        "phi3, longrope",
+    ],
+)
+def test_stock_runtime_generates_the_tokens_of_a_family(family, tmp_path):
+    """Windows, norms of heads, blocks without positions, a part of each head with LongRoPE."""
+    options = {"vocabulary_size": byte_pairs().get_vocab_size()}
+    if family == "phi3, longrope":
+        options["rope_scaling"] = layers.LongRoPEScaling(4.0, 16, [1.1, 2.0], [8.0, 3.0])
+        options["long_texts"] = True
+    model = randomize(small_model(family.partition(",")[0], **options), seed=6)
+    for x in model.get_layer("embedding").weights:
+        x.assign(0.2 * x)  # with large ones a decoder repeats its last token
+    path = tmp_path / "model.litertlm"
+    report = export.export_litertlm(model, path, byte_pairs(), **SIZES)
+    assert report.verification.checks[-1].top_1 == 1.0
+    prompts = []
+    for length in (1, 9, 34, MAX_LENGTH - 20):
+        text = part_of(length - 1, tokens_of(family))
+        tokens = greedy(model, [START, *tokens_of(family)(text)], 12)
+        prompts.append({"text": text, "tokens": tokens, "count": 12})
+    answers = stock(path, prompts=prompts)["prompts"]
+    assert [x["text"] for x in answers] == [x["expected"][-1] for x in answers]
+    assert len({token for x in prompts for token in x["tokens"]}) > 6
 
 
 def test_verification_has_a_row_of_the_stock_runtime(files):

@@ -12,9 +12,16 @@ from typing import Any
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.decoders.decoder_fields import FULL, SLIDING
-from keras_tfm.layers import LinearScaling, Llama3Scaling, LongRoPEScaling, YaRNScaling
+from keras_tfm.layers import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    ProportionalScaling,
+    YaRNScaling,
+)
 
 _TRAINED = "original_max_position_embeddings"
+_PARTIAL = "partial_rotary_factor"
 # Fields of a scaling by its `rope_type`, and the arguments of its class.
 _SCALINGS: dict[str, tuple[Any, dict[str, str]]] = {
     "linear": (LinearScaling, {"factor": "factor"}),
@@ -48,9 +55,9 @@ _SCALINGS: dict[str, tuple[Any, dict[str, str]]] = {
             "attention_factor": "attention_factor",
         },
     ),
+    "proportional": (ProportionalScaling, {"factor": "factor", _PARTIAL: "part"}),
 }
 _MSCALES = ("mscale", "mscale_all_dim")
-_PARTIAL = "partial_rotary_factor"
 # Values that change nothing, whatever the `rope_type`.
 _NEUTRAL = {_PARTIAL: 1.0}
 _BASE, _LOCAL_BASE, _GLOBAL_BASE = 10000.0, 10000.0, 1000000.0
@@ -109,6 +116,8 @@ def _read_rope(
         rope[_TRAINED] = length  # has priority in transformers
     part = 1.0
     if partial:
+        if _kind(rope) == "proportional":  # which would rotate whole heads
+            config.refuse("rope_type", "proportional", "another one with parts of heads")
         parts = (rope.pop(_PARTIAL, None), config.fields.get(_PARTIAL))
         part = next((x for x in parts if x is not None), 1.0)
     else:
@@ -119,7 +128,7 @@ def _read_rope(
 
 def read_rope_by_layer_type(
     config: Config,
-    whole: tuple[str, float] = ("rope_theta", _GLOBAL_BASE),
+    whole: tuple[str | None, float] = ("rope_theta", _GLOBAL_BASE),
     local: tuple[str | None, float] = ("rope_local_base_freq", _LOCAL_BASE),
 ) -> Arguments:
     """The builder's arguments for rotary positions of blocks without and with a window.
@@ -199,7 +208,7 @@ def _read(config: Config, name: str, rope: Fields) -> tuple[float, Any]:
     cls, names = _SCALINGS[kind]
     if kind == "yarn":
         _take_mscales(config, name, fields)
-    if kind != "linear":
+    if kind not in ("linear", "proportional"):
         fields.setdefault(_TRAINED, config.integer("max_position_embeddings", None))
     if kind == "longrope" and "factor" not in fields:
         fields["factor"] = _times_longer(config, name, fields[_TRAINED])
@@ -210,6 +219,7 @@ def _read(config: Config, name: str, rope: Fields) -> tuple[float, Any]:
     except (TypeError, ValueError) as error:
         config.refuse(name, given, f"of the fields {list(names)}, in their ranges ({error})")
     changes = kind == "longrope" or scaling.factor != 1 or scaling.magnitude != 1
+    changes = changes or getattr(scaling, "part", 1) != 1
     return theta, scaling if changes else None
 
 

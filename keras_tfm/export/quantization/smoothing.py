@@ -128,8 +128,12 @@ def smooth_block(
     if isinstance(attention, MultiHeadSelfAttention) and isinstance(
         attention.position, separate | DisentangledPositionEmbedding
     ):
+        # A norm of values would undo it, keys are not to be scaled, other blocks read the values.
+        is_plain = attention.value_norm is None and not attention.tied_values
+        is_plain = is_plain and attention.key_value == "own"
         fused = hasattr(attention, "query_key_value")
-        _with_values(attention, attention.query_key_value if fused else attention.value, scale)
+        if is_plain:
+            _with_values(attention, attention.query_key_value if fused else attention.value, scale)
     if isinstance(cross, MultiHeadCrossAttention) and isinstance(cross.position, separate):
         _with_norm(block.cross_attention_residual, [cross.query], scale)
         _with_values(cross, cross.value, scale)

@@ -127,6 +127,8 @@ class DecodingScope:
         # By `id` of the mask; the mask is stored too, so that its id is not reused.
         self._masks: dict[int, tuple[Tensor, Tensor]] = {}
         self._context_masks: dict[int, tuple[Tensor, Tensor]] = {}
+        # Likewise, by the keys that a layer returned to others.
+        self._shared: dict[int, tuple[Tensor, Extended | None]] = {}
         self._token: Token[DecodingScope | None] | None = None
 
     @staticmethod
@@ -280,6 +282,28 @@ class DecodingScope:
         if nothing_cached and self.branches is None:
             return Extended(None, None, real_tokens(mask, self.columns(length), self.padding))
         return Extended(entry, self._see(length, mask, window, joined), mask)
+
+    def share(self, keys: Tensor, step: Extended | None) -> None:
+        """Records what the queries of a layer with these keys attend to, for other layers."""
+        self._shared[id(keys)] = (keys, step)
+
+    def shares(self, x: Tensor) -> bool:
+        """Whether a tensor is the keys that a layer of this step returned."""
+        return id(x) in self._shared
+
+    def extended_by(self, name: str, keys: Tensor) -> Extended | None:
+        """What the layer that returned `keys` attends to in this step.
+
+        Args:
+            name: str, the name of the layer that the keys are given to.
+            keys: (B, T, G K), the very tensor that was returned.
+        """
+        if id(keys) not in self._shared:
+            raise ValueError(
+                f"{name}: inside a DecodingScope, keys must be what a self-attention with "
+                'key_value="returned" returned in the same step'
+            )
+        return self._shared[id(keys)][1]
 
     def _check_capacity(self, length: Size) -> None:
         if not (isinstance(self.position, int) and isinstance(length, int)):

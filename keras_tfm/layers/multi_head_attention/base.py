@@ -64,6 +64,7 @@ class MultiHeadAttention(RematerializedLayer):
             applied (arXiv:2010.04245): each head with `axis=-1`, as in Qwen 3 and Gemma 3, or all
             heads together with `axis=(-2, -1)`, as in OLMo 2. Default: no normalisation.
         key_norm: the same for the keys (..., S, G, K).
+        value_norm: the same for the values (..., S, G, V), as in Gemma 4.
         soft_cap: float, c in c tanh(score / c) (Gemma 2, arXiv:2408.00118). Default: no cap.
         scale: float, factor of the scores. Default: 1/sqrt(K).
         gate: bool, whether the heads' results are multiplied by sigmoid(x W_g + b_g) before the
@@ -89,6 +90,7 @@ class MultiHeadAttention(RematerializedLayer):
         use_bias: bool | Collection[str] = True,
         query_norm: keras.Layer | Config | None = None,
         key_norm: keras.Layer | Config | None = None,
+        value_norm: keras.Layer | Config | None = None,
         soft_cap: float | None = None,
         scale: float | None = None,
         gate: bool = False,
@@ -121,6 +123,7 @@ class MultiHeadAttention(RematerializedLayer):
         self._biased = _biased_projections(use_bias)
         self.query_norm = as_norm("query_norm", query_norm)
         self.key_norm = as_norm("key_norm", key_norm)
+        self.value_norm = as_norm("value_norm", value_norm)
         if query_norm is not None and self.query_norm is self.key_norm:
             raise ValueError(f"{self.name}: query_norm and key_norm must be two layers, got one")
         self.soft_cap = soft_cap
@@ -150,10 +153,13 @@ class MultiHeadAttention(RematerializedLayer):
             )
         head_dim = self.head_dim or dim // self.num_heads
         value_dim = self.value_dim or head_dim
-        norms = (self.query_norm, self.num_heads), (self.key_norm, self._groups)
-        for norm, heads in norms:
+        for norm, heads, width in (
+            (self.query_norm, self.num_heads, head_dim),
+            (self.key_norm, self._groups, head_dim),
+            (self.value_norm, self._groups, value_dim),
+        ):
             if norm is not None and not norm.built:
-                norm.build((None, None, heads, head_dim))
+                norm.build((None, None, heads, width))
         if self.position is not None:
             build_position(self.position, self, self.num_heads, head_dim, value_dim)
         if self.gate:
@@ -371,6 +377,7 @@ class MultiHeadAttention(RematerializedLayer):
             "use_bias": self.use_bias if isinstance(self.use_bias, bool) else sorted(self.use_bias),
             "query_norm": serialize_part(self.query_norm),
             "key_norm": serialize_part(self.key_norm),
+            "value_norm": serialize_part(self.value_norm),
             "soft_cap": self.soft_cap,
             "scale": self.scale,
             "gate": self.gate,

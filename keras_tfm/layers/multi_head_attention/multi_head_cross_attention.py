@@ -113,7 +113,10 @@ class MultiHeadCrossAttention(MultiHeadAttention):
             if self.key_norm is not None:
                 k = normalize_heads(self.key_norm, k)
             k = k if position is None else position.rotate(k, where.key)
-            return as_cached(k), as_cached(split_heads(self.value(values), self._groups))
+            v = split_heads(self.value(values), self._groups)
+            if self.value_norm is not None:
+                v = normalize_heads(self.value_norm, v)
+            return as_cached(k), as_cached(v)
 
         scope = current_scope.get()
         entry = None

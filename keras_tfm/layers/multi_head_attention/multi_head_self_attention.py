@@ -37,6 +37,12 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         position: `AttentionPosition`, adds positions to attention, such as `RotaryEmbedding()`.
         window: int, a position sees only positions less than `window` away (sliding window,
             arXiv:2004.05150). Default: no window.
+        tied_values: bool, whether keys and values are one projection: values are the keys before
+            `key_norm` and before they are rotated (Gemma 4).
+        key_value: str, where keys and values are from. "own" (default): they are projected from
+            `x`, or `key`. "returned": likewise, and the layer returns them, too, for layers with
+            "given", which have no projections of keys and values, and no KV cache: sharing across
+            layers, as in Gemma 4 (arXiv:2405.12981). Only with `causal`.
         **kwargs: the other arguments of `MultiHeadAttention`.
 
     Call arguments:
@@ -53,11 +59,14 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         positions: int32, (T,), (..., T), or (..., T, C) for C coordinates: positions of the tokens
             for the position part. Default: 0 to T - 1, or the scope's positions inside a
             `DecodingScope`.
+        keys, values: (..., T, G K) and (..., T, G V), what a layer with the same window returned,
+            with `key_value="given"`.
         x_mask: boolean, the mask that `x` carries; filled in by Keras when a call has several
             tensors.
 
     Returns:
-        Float tensor (..., T, D). A query that sees no key gets only the output bias.
+        Float tensor (..., T, D). A query that sees no key gets only the output bias. With
+        `key_value="returned"` a tuple of it, the keys (..., T, G K) and the values (..., T, G V).
 
     Inside a `DecodingScope` a causal layer stores its keys and values in the scope's KV cache.
     Above two million scores per head, if the lengths are known when the graph is made, attention is
@@ -78,29 +87,60 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         causal: bool = False,
         position: AttentionPosition | None = None,
         window: int | None = None,
+        tied_values: bool = False,
+        key_value: str = "own",
         **kwargs: Any,
     ):
         super().__init__(num_heads, position=position, **kwargs)
         check_integer("window", window, optional=True)
         self.causal = causal
         self.window = window
+        self.tied_values = tied_values
+        self.key_value = key_value
+        self._check_sharing()
+
+    def _check_sharing(self) -> None:
+        if self.key_value not in ("own", "returned", "given"):
+            raise ValueError(
+                f'{self.name}: key_value must be "own", "returned" or "given", got '
+                f"{self.key_value!r}"
+            )
+        if self.key_value != "own" and (not self.causal or self._adds_terms):
+            raise ValueError(
+                f"{self.name}: key_value={self.key_value!r} needs causal=True and a position part "
+                "that only rotates"
+            )
+        if self.key_value == "given" and (self.key_norm or self.value_norm or self.tied_values):
+            raise ValueError(
+                f"{self.name}: key_norm, value_norm and tied_values are those of the layer with "
+                'key_value="returned"'
+            )
+        if self.tied_values and self.value_dim not in (None, self.head_dim):
+            raise ValueError(
+                f"{self.name}: value_dim must be head_dim ({self.head_dim}) with tied_values=True, "
+                f"got {self.value_dim}"
+            )
 
     def build(self, x_shape: Shape) -> None:
         """Creates the projections for inputs of width D."""
         check_sequence(self, "x", x_shape)
         query_width, key_width, value_width = self._build_heads(x_shape)
         self._cuts = (query_width, query_width + key_width)
-        biased = self._biased & {"query", "key", "value"}
-        self._is_fused = len(biased) in (0, 3)
+        widths = {"query": query_width, "key": key_width, "value": value_width}
+        if self.tied_values:
+            del widths["value"]
+        if self.key_value == "given":
+            del widths["key"], widths["value"]
+        biased = self._biased & widths.keys()
+        self._is_fused = len(widths) > 1 and len(biased) in (0, len(widths))
         if self._is_fused:
             self.query_key_value = self._dense(
-                "query_key_value", self._cuts[1] + value_width, use_bias=bool(biased)
+                "query_key_value", sum(widths.values()), use_bias=bool(biased)
             )
             self.query_key_value.build(x_shape)
         else:
-            self.query = self._projection("query", query_width, x_shape)
-            self.key = self._projection("key", key_width, x_shape)
-            self.value = self._projection("value", value_width, x_shape)
+            for name, width in widths.items():
+                setattr(self, name, self._projection(name, width, x_shape))
         self.built = True
 
     def call(
@@ -112,10 +152,18 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         query: Tensor | None = None,
         key: Tensor | None = None,
         positions: Tensor | None = None,
+        keys: Tensor | None = None,
+        values: Tensor | None = None,
         x_mask: Tensor | None = None,
         training: bool | None = None,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         """(..., T, D) -> (..., T, D)."""
+        is_given = self.key_value == "given"
+        if is_given != (keys is not None and values is not None):
+            raise ValueError(
+                f"{self.name}: keys and values are "
+                + ('required with key_value="given"' if is_given else 'for key_value="given"')
+            )
         mask = x_mask if mask is None else mask
         scope = current_scope.get()
         if mask is not None:
@@ -128,13 +176,24 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         if self.position is not None:
             here = (positions_of if self.position.absolute else columns_of)(x, positions)
             where = Positions(here, here)
-        q, k, v = self._rotated_heads(x, query, key, where)
-        if self.causal:
-            k, v = as_cached(k), as_cached(v)
         step = None
-        if self.causal and scope is not None:
-            joined = self.position is not None and self.position.reads_keys
-            step = scope.extend(self.name, k, v, mask, self.window, joined)
+        if is_given:
+            q = self._rotated_query(x, query, where)
+            k, v = split_heads(keys, self._groups), split_heads(values, self._groups)
+            if scope is not None:
+                step = scope.extended_by(self.name, keys)
+        else:
+            q, k, v = self._rotated_heads(x, query, key, where)
+            if self.causal:
+                k, v = as_cached(k), as_cached(v)
+            if self.causal and scope is not None:
+                joined = self.position is not None and self.position.reads_keys
+                step = scope.extend(self.name, k, v, mask, self.window, joined)
+        if self.key_value == "returned":
+            keys, values = merge_heads(k), merge_heads(v)
+            if scope is not None:
+                scope.share(keys, step)
+        if step is not None:
             mask = step.mask
         if step is not None and step.entry is not None:
             y = self._step(q, k, v, step, attention_mask, attention_bias, where, training)
@@ -144,7 +203,8 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         y = merge_heads(y)
         if self.gate:
             y = y * ops.sigmoid(self.gate_projection(x))
-        return self.output_projection(y)
+        y = self.output_projection(y)
+        return (y, keys, values) if self.key_value == "returned" else y
 
     def _step(
         self,
@@ -228,8 +288,10 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         """Queries, keys and values by head: (..., H, T, K), (..., G, T, K), (..., G, T, V)."""
         where = None if positions is None else positions.query
         position = self.position if self._rotates and where is not None else None
-        has_norm = self.query_norm is not None or self.key_norm is not None
-        fused = self._is_fused and query is None and key is None and not has_norm
+        norms = (self.query_norm, self.key_norm, self.value_norm)
+        has_norm = any(norm is not None for norm in norms)
+        fused = self._is_fused and query is None and key is None
+        fused = fused and not has_norm and not self.tied_values
         if position is not None and fused and self._is_sliced(x):
             # Queries and keys lie side by side: one rotation takes half the operators of two.
             x, count = self.query_key_value(x), self.num_heads + self._groups
@@ -241,9 +303,22 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             q = normalize_heads(self.query_norm, q)
         if self.key_norm is not None:
             k = normalize_heads(self.key_norm, k)
+        if self.value_norm is not None:
+            v = normalize_heads(self.value_norm, v)
         if position is not None:
             q, k = position.rotate(q, where), position.rotate(k, where)
         return q, k, v
+
+    def _rotated_query(
+        self, x: Tensor, query: Tensor | None, positions: Positions | None
+    ) -> Tensor:
+        """Queries by head, (..., H, T, K), if keys are given."""
+        q = split_heads(self.query(x if query is None else query), self.num_heads)
+        if self.query_norm is not None:
+            q = normalize_heads(self.query_norm, q)
+        if self.position is None or positions is None:
+            return q
+        return self.position.rotate(q, positions.query)
 
     def _heads(
         self, x: Tensor, query: Tensor | None, key: Tensor | None
@@ -255,17 +330,19 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             if not isinstance(parts, tuple):  # already split into heads
                 return tuple(ops.unstack(parts, 3))
         else:
-            of_value = (self._cuts[1], None)
             parts = (
                 self._project_query(x if query is None else query),
                 self._project_key(x if key is None else key),
-                self.query_key_value.columns(x, *of_value) if self._is_fused else self.value(x),
+                self._project_value(x),
             )
         return tuple(split_heads(part, number) for part, number in zip(parts, heads, strict=True))
 
     def _parts(self, x: Tensor) -> tuple[Tensor, ...] | Tensor:
         """Queries, keys and values: (..., T, H K) each, or together (3, ..., H, T, K)."""
         first, second = self._cuts
+        if self.tied_values:
+            query, key = x[..., :first], x[..., first:]
+            return query, key, key
         if self._is_sliced(x):
             return x[..., :first], x[..., first:second], x[..., second:]
         # One transposition for all three; XLA would first copy all columns of a divided kernel's
@@ -302,6 +379,31 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         """(..., N, D) -> (..., N, G K)."""
         return self.query_key_value.columns(x, *self._cuts) if self._is_fused else self.key(x)
 
+    def _project_value(self, x: Tensor) -> Tensor:
+        """(..., N, D) -> (..., N, G V)."""
+        if self.tied_values:
+            return self._project_key(x)
+        return (
+            self.query_key_value.columns(x, self._cuts[1], None)
+            if self._is_fused
+            else self.value(x)
+        )
+
+    def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Any:
+        """The shape of the first input, and of keys and values if they are returned."""
+        if self.key_value != "returned":
+            return x_shape
+        key_dim = self.head_dim or x_shape[-1] // self.num_heads
+        value_dim = self.value_dim or key_dim
+        widths = (self._groups * key_dim, self._groups * value_dim)
+        return (x_shape, *((*x_shape[:-1], width) for width in widths))
+
     def get_config(self) -> Config:
         """The constructor's arguments."""
-        return {**super().get_config(), "causal": self.causal, "window": self.window}
+        return {
+            **super().get_config(),
+            "causal": self.causal,
+            "window": self.window,
+            "tied_values": self.tied_values,
+            "key_value": self.key_value,
+        }

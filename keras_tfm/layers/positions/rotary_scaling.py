@@ -1,4 +1,4 @@
-"""Five ways to extend rotary positions to longer sequences."""
+"""Six ways to change the frequencies of rotary positions, mostly for longer sequences."""
 
 import math
 from collections.abc import Sequence
@@ -276,3 +276,38 @@ class LongRoPEScaling(RotaryScaling):
                 f"sequences must have at most original_length ({self.original_length}) tokens with "
                 f"LongRoPE's short factors, got {length}: use is_long=True"
             )
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+@dataclass(frozen=True)
+class ProportionalScaling(RotaryScaling):
+    """Rotates a part of the pairs, with the frequencies of a whole head, as in Gemma 4.
+
+    The slow pairs are not rotated: their frequency is 0. `RotaryEmbedding(rotary_dim=)` instead
+    rotates the first dimensions, with the frequencies of a narrower head.
+
+    Args:
+        factor: float, at least 1, by which the frequencies are divided.
+        part: float, the part of the pairs that is rotated, above 0 and at most 1.
+
+    Example:
+
+    >>> from keras_tfm.layers import ProportionalScaling
+    >>> ProportionalScaling(part=0.5).frequencies(8, 10000.0).round(4).tolist()
+    [1.0, 0.1, 0.0, 0.0]
+    """
+
+    factor: float = 1.0
+    part: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("part", self.part)
+        if self.part > 1:
+            raise ValueError(f"part must be at most 1, got {self.part}")
+
+    def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
+        """The angular frequencies of a rotation of width `dim`: (dim / 2,)."""
+        plain = angular_frequencies(dim, max_wavelength)
+        rotated = int(self.part * dim // 2)
+        return np.where(np.arange(len(plain)) < rotated, plain / self.factor, 0.0)

@@ -16,7 +16,7 @@ from keras_tfm.layers import (
     TokenEmbedding,
     TransformerDecoderBlock,
 )
-from keras_tfm.layers.types import Activation, DType
+from keras_tfm.layers.types import Activation, DType, Tensor
 from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
 
@@ -56,6 +56,7 @@ class CausalDecoder:
         block: Callable[[int, int | None], keras.layers.Layer],
         positions: keras.layers.Layer | None = None,
         norm: keras.layers.Layer | None = None,
+        stack: Callable[[Tensor, Tensor, list[keras.layers.Layer]], Tensor] | None = None,
     ) -> Model:
         """The model from `tokens` to logits.
 
@@ -63,6 +64,8 @@ class CausalDecoder:
             block: function that returns block i: `block(i, window)`, with its entry of `windows`.
             positions: layer that adds positions to the embedded tokens, or drops some of them.
             norm: normalisation after the last block.
+            stack: function of the token ids, the embedded tokens and the blocks that returns the
+                result of the last block. Default: each block is given the result of the one before.
         """
         if self.num_layers < 1:
             raise ValueError(f"num_layers must be at least 1, got {self.num_layers}")
@@ -82,8 +85,11 @@ class CausalDecoder:
         if positions is not None:
             x = positions(x)
         blocks = [block(i, window) for i, window in enumerate(windows)]
-        for layer in blocks:
-            x = layer(x)
+        if stack is not None:
+            x = stack(tokens, x, blocks)
+        else:
+            for layer in blocks:
+                x = layer(x)
         if norm is not None:
             x = norm(x)
         names = [layer.name for layer in blocks]
@@ -144,6 +150,9 @@ class RotaryDecoder(CausalDecoder):
         window: int | None,
         position: RotaryEmbedding | None,
         residual: Residual,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        intermediate_dim: int | None = None,
         **attention: Any,
     ) -> TransformerDecoderBlock:
         """One block.
@@ -153,14 +162,16 @@ class RotaryDecoder(CausalDecoder):
             window: int, attend only to positions less than that far away. None: no window.
             position: the rotary positions. None: no positions.
             residual: the residual connection of each sublayer.
+            num_key_value_heads, head_dim, intermediate_dim: those of this block, if they differ
+                from the other blocks'.
             attention: further arguments of `MultiHeadSelfAttention`.
         """
         self_attention = MultiHeadSelfAttention(
             self.num_heads,
             causal=self.causal,
             window=window,
-            head_dim=self.head_dim,
-            num_key_value_heads=self.num_key_value_heads,
+            head_dim=head_dim or self.head_dim,
+            num_key_value_heads=num_key_value_heads or self.num_key_value_heads,
             dropout=self.attention_dropout,
             use_bias=self.attention_bias,
             position=position,
@@ -170,7 +181,7 @@ class RotaryDecoder(CausalDecoder):
             **attention,
         )
         feed_forward = FeedForward(
-            self.intermediate_dim,
+            intermediate_dim or self.intermediate_dim,
             activation=self.activation,
             gated=True,
             use_bias=self.feed_forward_bias,
