@@ -242,6 +242,10 @@ MODEL_TYPES = (
         "dinov2_with_registers", "DINOv2 with registers", "vision.dinov2:DINOV2_WITH_REGISTERS",
         "vit", "images", arguments={"layer_scale": 1.0, "num_registers": 4, "antialias": True},
     ),
+    ModelType(
+        "depth_anything", "Depth Anything, versions 1 and 2",
+        "vision.depth_anything:DEPTH_ANYTHING", "depth_anything", "images",
+    ),
     ModelType("resnet", "ResNet", "vision.resnet:RESNET", "resnet", "images"),
     ModelType("detr", "DETR", "vision.detr:DETR", "detr", "images"),
     ModelType(

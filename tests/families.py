@@ -63,6 +63,11 @@ def own_options():
         "vit": {"image_size": (8, 12)},
         "dinov2": {"intermediate_dim": 2 * dim},
         "dinov2_with_registers": {**dinov2, "gated": True, "activation": "silu"},
+        "depth_anything": {
+            "image_size": (8, 12), "position_size": (8, 12), "intermediate_dim": 2 * dim,
+            "num_layers": 5, "features_of": [0, 1, 3, 4], "reassemble_dims": [5, 4, 7, 6],
+            "fusion_dim": 8, "head_dim": 3, "layer_scale": 0.7,
+        },
         "resnet": {"image_size": (9, 12), "stem_dim": 6, "dims": (40, 48), "depths": (1, 2)},
         "detr": {
             "image_size": (33, 64), "num_classes": 3, "num_queries": 5, "backbone": BACKBONE,

@@ -69,6 +69,7 @@ OPTIONS = {
     "marian, two sizes, version 5": {"target_vocabulary_size": 37},
     "vit, without biases": {"attention_bias": False},
     "detr, frozen": {"frozen_batch_norm": True},
+    "depth_anything, metric": {"metric": True, "max_depth": 20.0},
     "resnet, bottleneck": {"bottleneck": True},
 }  # fmt: skip
 
@@ -84,7 +85,8 @@ def architecture_of(model_type):
 def small(model_type, architecture=None, **options):
     """The small model of a type with the head of a class, which transformers can read."""
     architecture = architecture or architecture_of(model_type)
-    if "pooler" in arguments_of(model_type) and architecture == FAMILIES[model_type].base:
+    pooled = "pooler" in arguments_of(model_type) and not model_type.startswith("dinov2")
+    if pooled and architecture == FAMILIES[model_type].base:
         options = {"pooler": True, **options}
     return with_head(model_type, architecture, **{**READ.get(model_type, {}), **options})
 
@@ -167,6 +169,8 @@ def outputs_of(model, inputs):
     alone = "last_hidden_state" if kind in (None, "encoder") else "logits"
     if family == "dvae_encoder":
         alone = "logits"
+    elif kind == "depth_estimator":
+        alone = "predicted_depth"
     elif kind == "visual_question_answering":
         alone = "question_answering_score"
     elif kind == "embedding":

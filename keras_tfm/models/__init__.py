@@ -26,6 +26,7 @@ from keras_tfm.models.encoders.distilbert import distilbert
 from keras_tfm.models.encoders.electra import electra, replaced_token_detection
 from keras_tfm.models.encoders.modernbert import modernbert
 from keras_tfm.models.encoders.roberta import roberta
+from keras_tfm.models.features_of import features_of
 from keras_tfm.models.gallery.alignment_heads import masked_msa, pair_classifier
 from keras_tfm.models.gallery.dalle import dalle
 from keras_tfm.models.gallery.dvae import dvae, dvae_decoder, dvae_encoder, dvae_parts
@@ -57,6 +58,7 @@ from keras_tfm.models.quantization_aware import (
 from keras_tfm.models.resize import resize_vocabulary
 from keras_tfm.models.vision.clip import clip, clip_towers
 from keras_tfm.models.vision.clip_encoders import clip_image, clip_text
+from keras_tfm.models.vision.depth_anything import depth_anything
 from keras_tfm.models.vision.detr import detr, without_auxiliary_outputs
 from keras_tfm.models.vision.resnet import resnet
 from keras_tfm.models.vision.vit import vit
@@ -75,6 +77,7 @@ __all__ = [
     "cohere",
     "dalle",
     "deberta",
+    "depth_anything",
     "describe",
     "detr",
     "disable_quantization",
@@ -88,6 +91,7 @@ __all__ = [
     "enable_quantization",
     "encoder",
     "evoformer",
+    "features_of",
     "gemma",
     "gemma4",
     "gpt",

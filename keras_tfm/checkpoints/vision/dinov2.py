@@ -20,7 +20,8 @@ _LAYER = "encoder.layer.{i}"
 _QKV = tuple(f"{_LAYER}.attention.attention.{x}" for x in ("query", "key", "value"))
 
 
-def _table(model: models.Model) -> tuple[Row, ...]:
+def table(model: models.Model) -> tuple[Row, ...]:
+    """The table, of a model with or without registers."""
     inner, outer = ("weights_in", "weights_out") if model.arguments["gated"] else ("fc1", "fc2")
     attention, feed_forward = "encoder_{i}/self_attention", "encoder_{i}/feed_forward"
     return (
@@ -43,14 +44,15 @@ def _width(dim: int, ratio: int, gated: bool) -> int:
     return -(-(dim * ratio * 2 // 3) // 8) * 8 if gated else dim * ratio
 
 
-def _arguments(config: Config, named: Named) -> Arguments:
-    arguments = vision_arguments(config, 14 if _registers(config) == 0 else 16)
+def arguments(config: Config, named: Named) -> Arguments:
+    """The arguments of `vit`."""
+    shared = vision_arguments(config, 14 if _registers(config) == 0 else 16)
     gated = config.flag("use_swiglu_ffn", False)
     if gated:
-        arguments["activation"] = "silu"  # whatever hidden_act says
+        shared["activation"] = "silu"  # whatever hidden_act says
     return {
-        **arguments,
-        "intermediate_dim": _width(arguments["dim"], config.integer("mlp_ratio", 4), gated),
+        **shared,
+        "intermediate_dim": _width(shared["dim"], config.integer("mlp_ratio", 4), gated),
         "gated": gated,
         "layer_norm_epsilon": config.number("layer_norm_eps", 1e-6),
         "layer_scale": config.number("layerscale_value", 1.0),
@@ -66,7 +68,8 @@ def _registers(config: Config) -> int:
     return config.integer("num_register_tokens", 4)
 
 
-def _fields(model: models.Model, architecture: str) -> Fields:
+def fields(model: models.Model, architecture: str) -> Fields:
+    """The fields of `config.json`."""
     given = model.arguments
     dim, width, gated = given["dim"], given["intermediate_dim"], given["gated"]
     ratios = [x for x in range(1, 33) if _width(dim, x, gated) == width]
@@ -75,16 +78,16 @@ def _fields(model: models.Model, architecture: str) -> Fields:
             f"{model.name}: a DINOv2 checkpoint has an intermediate_dim that is a multiple of dim "
             f"({dim})" + (", 2/3 of it in steps of 8" if gated else "") + f", got {width}"
         )
-    fields = {
+    found = {
         **vision_fields(model, architecture),
         "mlp_ratio": ratios[0],
         "use_swiglu_ffn": gated,
         "layerscale_value": given["layer_scale"],
         "drop_path_rate": given["drop_path"],
     }
-    if given["num_registers"]:
-        return {**fields, "num_register_tokens": given["num_registers"]}
-    return {**fields, "use_mask_token": False}
+    if given.get("num_registers"):
+        return {**found, "num_register_tokens": given["num_registers"]}
+    return {**found, "use_mask_token": False}
 
 
 def _mask_token(model: models.Model) -> dict[str, np.ndarray]:
@@ -95,9 +98,9 @@ def _mask_token(model: models.Model) -> dict[str, np.ndarray]:
 DINOV2 = Family(
     model_type="dinov2",
     builder=models.vit,
-    table=_table,
-    arguments=_arguments,
-    fields=_fields,
+    table=table,
+    arguments=arguments,
+    fields=fields,
     architectures={
         "Dinov2Model": Architecture(lambda model, config: model),
         "Dinov2ForImageClassification": Architecture(

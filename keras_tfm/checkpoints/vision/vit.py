@@ -20,7 +20,7 @@ def embedding_rows(model: models.Model) -> tuple[Row, ...]:
     dim = model.arguments["dim"]
     token, table = Reshaped((1, 1, dim), (1, dim)), Reshaped((1, -1, dim), (-1, dim))
     prefix = Row("prefix/tokens", ("embeddings.cls_token",), token)
-    if model.arguments["distillation_token"]:
+    if model.arguments.get("distillation_token"):
         names = ("embeddings.cls_token", "embeddings.distillation_token")
         prefix = Row("prefix/tokens", names, Joined(2, axis=0, each=token))
     return (

@@ -168,6 +168,16 @@ class PixelEncoder(EncoderArguments):
         Returns:
             The symbolic input, the symbolic features (B, P + N, D), and the names of the blocks.
         """
+        pixels, _, outputs, blocks = self.encode_blocks()
+        return pixels, outputs[-1], blocks
+
+    def encode_blocks(self) -> tuple[Tensor, Tensor, list[Tensor], list[str]]:
+        """As `encode`, with the features after each block.
+
+        Returns:
+            The symbolic input, the patches (B, H, W, D), the features (B, P + N, D) after each
+            block, and the names of the blocks.
+        """
         size = (None, None) if self.image_size is None else as_pair("image_size", self.image_size)
         grid, count = self._grid(), 1 + self.distillation_token
         pixels = keras.Input((*size, len(self.image_mean)), name="pixels")
@@ -198,9 +208,11 @@ class PixelEncoder(EncoderArguments):
         if self.embedding_norm:
             x = self._norm(f"{self.prefix}embedding_norm")(x)
         blocks = [f"{self.prefix}encoder_{i}" for i in range(self.num_layers)]
+        outputs = []
         for i, block in enumerate(blocks):
             x = self._block(block, self.drop_path * i / max(1, len(blocks) - 1))(x)
-        return pixels, x, blocks
+            outputs.append(x)
+        return pixels, patches, outputs, blocks
 
     def _tokens(self, number: int, index: int, name: str) -> PrefixTokens:
         return PrefixTokens(
