@@ -64,7 +64,7 @@ def own_options():
         "dinov2": {"intermediate_dim": 2 * dim},
         "dinov2_with_registers": {**dinov2, "gated": True, "activation": "silu"},
         "depth_anything": {
-            "image_size": (8, 12), "position_size": (8, 12), "intermediate_dim": 2 * dim,
+            "position_size": 12, "intermediate_dim": 2 * dim,
             "num_layers": 5, "features_of": [0, 1, 3, 4], "reassemble_dims": [5, 4, 7, 6],
             "fusion_dim": 8, "head_dim": 3, "layer_scale": 0.7,
         },

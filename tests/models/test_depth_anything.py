@@ -67,7 +67,7 @@ def test_pixels_in_and_depths_out(quantization, tmp_path):
     model = randomize(small_model("depth_anything", dim=36, intermediate_dim=72), seed=2)
     report = export_tflite(model, tmp_path / "x.tflite", ["predict"], quantization=quantization)
     assert not report.verification.failures
-    pixels = np.random.default_rng(1).integers(0, 256, (1, 8, 12, 3)).astype("uint8")
+    pixels = np.random.default_rng(1).integers(0, 256, (1, 12, 12, 3)).astype("uint8")
     found = runtime.load(report.path).predict({"pixels": pixels})["output"]
     expected = to_numpy(model(pixels.astype("float32")))
     tolerance = {"float32": 1e-5, "int8": 0.1, "int4": 0.5}[quantization]

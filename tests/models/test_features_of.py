@@ -10,8 +10,8 @@ from keras_weights import randomize
 from keras_tfm import models
 
 MODELS = {
-    "vit": {"num_layers": 3},
-    "resnet": {},
+    "vit": {"num_layers": 3, "image_size": 12},
+    "resnet": {"image_size": 12},
     "bert": {"num_layers": 3},
     "llama": {"num_layers": 3},
     "gemma4_text": {},
@@ -20,7 +20,7 @@ MODELS = {
 
 def inputs_of(model):
     arrays = {
-        "pixels": np.random.default_rng(0).integers(0, 256, (2, *model.inputs[0].shape[1:])),
+        "pixels": np.random.default_rng(0).integers(0, 256, (2, 12, 12, 3)),
         "tokens": np.array([[5, 6, 7, 8], [9, 4, 3, 11]]),
         "segments": np.zeros((2, 4)),
     }
