@@ -14,7 +14,7 @@ def features_of(model: keras.Model, blocks: Sequence[int]) -> Model:
 
     For dense heads and probes, such as DPT's for depth (arXiv:2103.13413), that read several
     resolutions or depths of a backbone. The layers are shared with `model`, and blocks behind the
-    last one that is asked for are left out. Pre-norm models apply a norm behind the last block,
+    last requested one are left out. Pre-norm models apply a norm behind the last block,
     which is not part of these features.
 
     Args:

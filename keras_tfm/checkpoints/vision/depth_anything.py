@@ -54,7 +54,7 @@ def _head() -> tuple[Row, ...]:
     return tuple(row for i in range(3) for row in convolution(f"depth_{i}", f"head.conv{i + 1}"))
 
 
-def _unused(model: models.Model) -> dict[str, np.ndarray]:
+def _unread_tensors(model: models.Model) -> dict[str, np.ndarray]:
     """The convolutions of a finer map in the first fusion, which has one map alone."""
     dim = model.arguments["fusion_dim"]
     shapes = {"weight": (dim, dim, 3, 3), "bias": (dim,)}
@@ -156,5 +156,5 @@ DEPTH_ANYTHING = Family(
     },
     names=Names(ignored=(r"backbone\.embeddings\.mask_token",)),
     base="DepthAnythingForDepthEstimation",
-    unused=_unused,
+    unused=_unread_tensors,
 )

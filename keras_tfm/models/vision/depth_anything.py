@@ -224,7 +224,7 @@ class AlignedResize(RematerializedLayer):
     As `torch.nn.functional.interpolate(mode="bilinear", align_corners=True)`.
 
     Args:
-        scale: int, the result is so many times as large as the other map.
+        scale: int, size of the result in units of the other map's size.
 
     Call arguments:
         x: float tensor (B, H, W, C).
