@@ -201,6 +201,11 @@ MODEL_TYPES = (
         tokenizer="T5Tokenizer",
     ),
     ModelType(
+        "t5gemma", "T5Gemma", "encoder_decoders.t5gemma:T5GEMMA", "t5gemma", "encoder-decoder",
+        padding="`pad_token_id` in the source, usually 0", vocabularies={"": 256000},
+        tokenizer="GemmaTokenizer",
+    ),
+    ModelType(
         "bart", "BART", "encoder_decoders.bart:BART", "bart", "encoder-decoder", padding=_PAD_1,
         vocabularies={"": 50265}, tokenizer="RobertaTokenizer",
     ),

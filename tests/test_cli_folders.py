@@ -201,6 +201,17 @@ def test_marian_has_two_tokenizers_and_bart_a_forced_first_token(run, tmp_path):
     assert runtime.load(tmp_path / "x.tflite").signatures["generate"]["default_prompt"] == [7, 2]
 
 
+def test_a_translator_into_several_languages_needs_a_prompt(tmp_path):
+    folder = tmp_path / "m2m"
+    translator = models.m2m_100(len(WORDS), **SIZES, max_length=9, start_id=7, end_id=7)
+    checkpoints.save_huggingface(translator, folder)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (with_tokenizer(folder) / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"default_prompt must be the ids of the start, 7, and of"):
+        arguments_of(folder)
+    assert "start_id" not in arguments_of(folder, default_prompt=[7, 3])
+
+
 @pytest.mark.parametrize(
     ("case", "inputs"),
     [("bert_sequence", {"tokens", "segments"}), ("bert_token", {"tokens"})],

@@ -17,6 +17,7 @@ from keras_tfm.models.encoder_decoders.mbart import mbart
 from keras_tfm.models.encoder_decoders.moonshine import moonshine
 from keras_tfm.models.encoder_decoders.pegasus import pegasus
 from keras_tfm.models.encoder_decoders.t5 import t5
+from keras_tfm.models.encoder_decoders.t5gemma import t5gemma
 from keras_tfm.models.encoder_decoders.transformer import transformer
 from keras_tfm.models.encoder_decoders.whisper import whisper
 from keras_tfm.models.encoders.albert import albert
@@ -123,6 +124,7 @@ __all__ = [
     "sequence_classifier",
     "smollm3",
     "t5",
+    "t5gemma",
     "token_classifier",
     "transformer",
     "vilbert",

@@ -37,11 +37,20 @@ T5 = {
     "num_heads": 3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 11,
     "decoder_start_token_id": 0,
 }  # fmt: skip
+GEMMA2 = {
+    "vocab_size": 19, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 6, "intermediate_size": 7, "query_pre_attn_scalar": 5,
+    "sliding_window": 3, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0,
+}  # fmt: skip
+T5GEMMA = {
+    "vocab_size": 19, "decoder_start_token_id": 2, "attn_implementation": "eager",
+    "encoder": GEMMA2, "decoder": {**GEMMA2, "hidden_size": 18, "num_attention_heads": 6},
+}  # fmt: skip
 VARIED = {"init_std": 1.0}  # with smaller weights, tied logits repeat the last token
 # The seeds whose tokens vary most, of 8.
 SEEDS = {
     "bart": 4, "mbart": 5, "pegasus": 2, "marian": 2, "marian with two vocabularies": 1,
-    "m2m_100": 0, "mt5": 0, "umt5": 0,
+    "m2m_100": 0, "mt5": 0, "umt5": 0, "t5gemma": 0,
 }  # fmt: skip
 GENERATING = {
     "bart": ("BartForConditionalGeneration", {**SIZES, **VARIED}),
@@ -52,6 +61,7 @@ GENERATING = {
     "m2m_100": ("M2M100ForConditionalGeneration", {**SIZES, **VARIED}),
     "mt5": ("MT5ForConditionalGeneration", T5),
     "umt5": ("UMT5ForConditionalGeneration", {**T5, "tie_word_embeddings": False}),
+    "t5gemma": ("T5GemmaForConditionalGeneration", T5GEMMA),
 }
 MODELS = [
     *GENERATING.values(),

@@ -197,6 +197,25 @@ def test_positions_of_another_shape_are_named(shape):
         PositionalEncoding()(np.ones((2, 5, 7), "float32"), np.zeros(shape, "int32"))
 
 
+@pytest.mark.parametrize("positions", [None, np.array([[0, 1, 2, 3, 4], [0, 0, 1, 2, 3]])])
+def test_an_offset_is_added_to_every_position(positions):
+    x = np.zeros((2, 5, 8), "float32")
+    at = np.arange(5) if positions is None else positions
+    expected = to_numpy(PositionalEncoding(interleaved=False)(x, at + 3))
+    found = PositionalEncoding(interleaved=False, offset=3)(x, positions)
+    assert_close(to_numpy(found), expected, DIGITS)
+
+
+@pytest.mark.parametrize("padding", [None, [0, 2]])
+def test_an_offset_is_added_in_steps(padding):
+    x, layer = np.zeros((2, 1, 6), "float32"), PositionalEncoding(offset=2)
+    given = {} if padding is None else {"padding": np.array(padding, "int32")}
+    with DecodingScope({}, position=4, length=9, **given):
+        found = to_numpy(layer(x))
+    at = np.array([[6], [6 if padding is None else 4]])
+    assert_close(found, to_numpy(PositionalEncoding()(x, at)), DIGITS)
+
+
 # Masks and errors
 
 

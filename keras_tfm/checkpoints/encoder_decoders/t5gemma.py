@@ -1,0 +1,239 @@
+"""T5Gemma checkpoints: tensor names and configuration."""
+
+from keras_tfm import models
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.decoders.decoder_fields import FULL, SLIDING, Windows, read_windows
+from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
+from keras_tfm.checkpoints.family import Architecture, Family
+from keras_tfm.checkpoints.names import Named, Names
+from keras_tfm.checkpoints.rows import Row, dense, rms_norm
+from keras_tfm.models.decoders.causal_decoder import each_window
+
+# The fields of a stack that are sizes of their own in the other one, by the builder's argument.
+_SIZES = {
+    "dim": ("hidden_size", 2304), "num_layers": ("num_hidden_layers", 26),
+    "num_heads": ("num_attention_heads", 8), "num_key_value_heads": ("num_key_value_heads", 4),
+    "intermediate_dim": ("intermediate_size", 9216),
+}  # fmt: skip
+_WINDOW = 4096
+_OUTPUT = "lm_head.out_proj.weight"
+
+
+def _stack(model: models.Model, stack: str, sublayers: dict[str, str]) -> list[Row]:
+    """Rows of a stack; `sublayers`: how each is called in the names of its norms."""
+    given, path, layer = model.arguments, f"{stack}_{{i}}", f"{stack}.layers.{{i}}"
+    prefix = "decoder_" if stack == "decoder" else ""
+    heads = given[f"{prefix}num_heads"] or given["num_heads"]
+    groups = given[f"{prefix}num_key_value_heads"] or given["num_key_value_heads"] or heads
+    width, attention = given["head_dim"], f"{layer}.self_attn"
+    rows = [
+        Row(f"{_table(stack)}/embeddings", (f"{stack}.embed_tokens.weight",)),
+        *dense(
+            f"{path}/self_attention/query_key_value",
+            *(f"{attention}.{x}_proj" for x in "qkv"),
+            widths=(heads * width, groups * width, groups * width),
+        ),
+        *dense(f"{path}/self_attention/output_projection", f"{attention}.o_proj"),
+        *dense(f"{path}/feed_forward/inner", f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"),
+        *dense(f"{path}/feed_forward/outer", f"{layer}.mlp.down_proj"),
+        *rms_norm(f"{stack}_norm", f"{stack}.norm", 1.0),
+    ]
+    for sublayer, name in sublayers.items():
+        for norm, when in (("norm", "pre"), ("output_norm", "post")):
+            tensor = f"{layer}.{when}_{name}_layernorm"
+            rows += rms_norm(f"{path}/{sublayer}_residual/{norm}", tensor, 1.0)
+    return rows
+
+
+def _table(stack: str) -> str:
+    return "source_embedding" if stack == "encoder" else "target_embedding"
+
+
+def table(model: models.Model) -> tuple[Row, ...]:
+    """A row for each tensor."""
+    path, tensor = "decoder_{i}/cross_attention", "decoder.layers.{i}.cross_attn"
+    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output_projection": "o_proj"}
+    sublayers = {"self_attention": "self_attn", "feed_forward": "feedforward"}
+    return (
+        *_stack(model, "encoder", sublayers),
+        *_stack(model, "decoder", {**sublayers, "cross_attention": "cross_attn"}),
+        *(row for name, x in names.items() for row in dense(f"{path}/{name}", f"{tensor}.{x}")),
+        *dense("output", "lm_head.out_proj", bias=False, head=True),
+    )
+
+
+def _arguments(config: Config, named: Named) -> Arguments:
+    config.only(is_encoder_decoder=named.begins("decoder."))
+    encoder, decoder = config.part("encoder"), config.part("decoder")
+    first, second = _shared(encoder, named), _shared(decoder, named)
+    for name, x in first.items():  # by the name of the field
+        if x != second[name]:
+            decoder.refuse(f"decoder.{name}", second[name], f"that of the encoder, {x}")
+    size = first["vocab_size"]
+    arguments: Arguments = {
+        name: encoder.integer(field, default) for name, (field, default) in _SIZES.items()
+    }
+    for name, (field, default) in _SIZES.items():
+        arguments[f"decoder_{name}"] = decoder.integer(field, default)
+    if "vocab_size" in config.fields:
+        config.only(vocab_size=size)
+    ids = {"pad_id": ("pad_token_id", 0), "start_id": ("bos_token_id", 2)}
+    ids["end_id"] = ("eos_token_id", 1)
+    for name, (field, default) in ids.items():
+        default = decoder.integer(field, default, minimum=0, maximum=size - 1)
+        if name == "pad_id":
+            default = encoder.integer(field, default, minimum=0, maximum=size - 1)
+        else:
+            default = config.integer(field, default, minimum=0, maximum=size - 1)
+        arguments[name] = default
+    start = config.integer("decoder_start_token_id", None, minimum=0, maximum=size - 1)
+    arguments["start_id"] = arguments["start_id"] if start is None else start
+    tied = config.flag("tie_word_embeddings", True)
+    untied = _OUTPUT in named.own and not named.same(_OUTPUT, "decoder.embed_tokens.weight")
+    return {
+        **arguments,
+        "vocabulary_size": size,
+        "head_dim": first["head_dim"],
+        "activation": first["hidden_activation"],
+        "rms_norm_epsilon": first["rms_norm_eps"],
+        **first["rope_parameters"],
+        "windows": _windows(encoder, arguments["num_layers"], 1),
+        "decoder_windows": _windows(decoder, arguments["decoder_num_layers"], 0),
+        "query_pre_attention_scalar": first["query_pre_attn_scalar"],
+        "attention_logit_soft_cap": first["attn_logit_softcapping"],
+        "final_logit_soft_cap": _cap(decoder, "final_logit_softcapping", 30.0),
+        "attention_bias": first["attention_bias"],
+        "dropout": config.number("dropout_rate", 0.0, 1),
+        "attention_dropout": config.number("attention_dropout", 0.0, 1),
+        "tie_output": tied and not untied,
+        "max_length": decoder.integer("max_position_embeddings", 8192),
+    }
+
+
+def _shared(config: Config, named: Named) -> Arguments:
+    """The values that must be equal in both stacks, by field."""
+    return {
+        "vocab_size": config.integer("vocab_size", 256000),
+        "head_dim": config.integer("head_dim", 256),
+        "hidden_activation": config.activation("hidden_activation", "gelu_pytorch_tanh"),
+        "rms_norm_eps": config.number("rms_norm_eps", 1e-6),
+        "query_pre_attn_scalar": config.number("query_pre_attn_scalar", 256),
+        "attn_logit_softcapping": _cap(config, "attn_logit_softcapping", 50.0),
+        "attention_bias": config.flag("attention_bias", False),
+        "rope_parameters": read_rope(config),
+    }
+
+
+def _cap(config: Config, name: str, default: float) -> float | None:
+    """A soft cap; null means none."""
+    return config.number(name, None) if name in config.fields else default
+
+
+def _windows(config: Config, num_layers: int, more: int) -> Windows:
+    """The window of each block; that of the encoder counts tokens of one side, without itself."""
+    kinds = config.fields.get("layer_types")
+    if kinds is None:
+        kinds = [FULL if i % 2 else SLIDING for i in range(num_layers)]
+    window = _WINDOW if "sliding_window" not in config.fields else None
+    window = config.integer("sliding_window", window)
+    if window is None and SLIDING in kinds:
+        config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
+    if isinstance(kinds, list) and len(kinds) != num_layers:
+        config.refuse("layer_types", kinds, f"a list of {num_layers}")
+    return read_windows(config, kinds, None if window is None else window + more)
+
+
+def _fields(model: models.Model, architecture: str) -> Fields:
+    given = model.arguments
+    decoder = not architecture.endswith("EncoderModel")
+    name = activation_name(given["activation"])
+    scalar = given["query_pre_attention_scalar"] or given["head_dim"]
+    if int(scalar) != scalar:
+        raise ValueError(
+            f"{model.name}: query_pre_attention_scalar must be an integer to be saved, got {scalar}"
+        )
+    if given["attention_bias"] not in (True, False):
+        raise ValueError(
+            f"{model.name}: attention_bias must be True or False to be saved, got "
+            f"{given['attention_bias']!r}"
+        )
+    shared: Fields = {
+        "vocab_size": given["vocabulary_size"],
+        "head_dim": given["head_dim"],
+        "hidden_activation": "gelu_pytorch_tanh" if name == "gelu_new" else name,
+        "rms_norm_eps": given["rms_norm_epsilon"],
+        "query_pre_attn_scalar": int(scalar),
+        "attn_logit_softcapping": given["attention_logit_soft_cap"],
+        "final_logit_softcapping": given["final_logit_soft_cap"],
+        "attention_bias": given["attention_bias"],
+        "dropout_rate": given["dropout"],
+        "attention_dropout": given["attention_dropout"],
+        "max_position_embeddings": given["max_length"],
+        "pad_token_id": given["pad_id"],
+        "bos_token_id": given["start_id"],
+        "eos_token_id": given["end_id"],
+        "tie_word_embeddings": given["tie_output"],
+        "model_type": "t5_gemma_module",
+        **rope_fields(model),
+    }
+    stacks = {}
+    for stack, prefix in (("encoder", ""), ("decoder", "decoder_")):
+        sizes = {field: given[f"{prefix}{x}"] or given[x] for x, (field, _) in _SIZES.items()}
+        sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
+        if sizes["hidden_size"] % sizes["num_attention_heads"]:
+            raise ValueError(
+                f"{model.name}: num_heads must divide dim ({sizes['hidden_size']}) to be saved, "
+                f"got {sizes['num_attention_heads']}"
+            )
+        each = each_window(given[f"{prefix}windows"], sizes["num_hidden_layers"])
+        used = {x for x in each if x is not None}
+        if len(used) > 1:
+            raise ValueError(f"{model.name}: a stack has one window for all blocks, got {each}")
+        window = max(used, default=None)
+        if window is not None and stack == "encoder":
+            window -= 1
+        stacks[stack] = {
+            **shared,
+            **sizes,
+            "sliding_window": window or _WINDOW,
+            "layer_types": [FULL if x is None else SLIDING for x in each],
+        }
+    stacks["decoder"] |= {
+        "is_decoder": True, "cross_attention_hidden_size": stacks["encoder"]["hidden_size"],
+    }  # fmt: skip
+    return {
+        **stacks,
+        "vocab_size": given["vocabulary_size"],
+        "is_encoder_decoder": decoder,
+        "dropout_rate": given["dropout"],
+        "attention_dropout": given["attention_dropout"],
+        "tie_word_embeddings": given["tie_output"],
+        "pad_token_id": given["pad_id"],
+        "bos_token_id": given["start_id"],
+        "decoder_start_token_id": given["start_id"],
+        "eos_token_id": given["end_id"],
+    }
+
+
+T5GEMMA = Family(
+    model_type="t5gemma",
+    builder=models.t5gemma,
+    table=table,
+    arguments=_arguments,
+    fields=_fields,
+    architectures={
+        "T5GemmaForConditionalGeneration": Architecture(
+            lambda model, config: model, "language_model", prefixes=("decoder.",)
+        ),
+        "T5GemmaModel": Architecture(
+            lambda model, config: models.backbone(model), prefixes=("decoder.",)
+        ),
+        "T5GemmaEncoderModel": Architecture(lambda model, config: models.encoder(model), "encoder"),
+    },
+    names=Names(
+        prefix="model.",
+        aliases={_OUTPUT: "decoder.embed_tokens.weight"},
+        ignored=(r".*rotary_emb\.inv_freq",),
+    ),
+    base="T5GemmaModel",
+)

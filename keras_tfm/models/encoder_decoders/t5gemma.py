@@ -1,0 +1,263 @@
+"""T5Gemma: "Encoder-Decoder Gemma" (arXiv:2504.06225), of the blocks of Gemma 2."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tfm.arguments import check_positive
+from keras_tfm.layers import (
+    Dropout,
+    FeedForward,
+    MultiHeadCrossAttention,
+    MultiHeadSelfAttention,
+    Residual,
+    RMSNormalization,
+    RotaryEmbedding,
+    TokenEmbedding,
+    TransformerDecoderBlock,
+    TransformerEncoderBlock,
+    gelu_tanh,
+)
+from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
+from keras_tfm.models.decoders.causal_decoder import each_window, initializer
+from keras_tfm.models.identity import Marker, builder
+from keras_tfm.models.model import Model
+
+_2B: Arguments = {
+    "dim": 2304, "num_layers": 26, "num_heads": 8, "num_key_value_heads": 4,
+    "intermediate_dim": 9216,
+}  # fmt: skip
+_GEMMA2: Arguments = {
+    "query_pre_attention_scalar": 256, "attention_logit_soft_cap": 50.0,
+    "final_logit_soft_cap": 30.0,
+}  # fmt: skip
+
+
+def _alternating(window: int, num_layers: int) -> list[int | None]:
+    return [window if i % 2 == 0 else None for i in range(num_layers)]
+
+
+# Table 1 of the paper: "2b-2b" and "9b-9b" have the sizes of Gemma 2, "9b-2b" the encoder of one
+# and the decoder of the other. t5gemma(256000, **SIZES["2b-2b"]).
+SIZES: dict[str, Arguments] = {
+    "2b-2b": {
+        **_2B, **_GEMMA2, "windows": _alternating(4097, 26),
+        "decoder_windows": _alternating(4096, 26),
+    },
+    "9b-2b": {
+        "dim": 3584, "num_layers": 42, "num_heads": 16, "num_key_value_heads": 8,
+        "intermediate_dim": 14336, **{f"decoder_{key}": x for key, x in _2B.items()}, **_GEMMA2,
+        "windows": _alternating(4097, 42), "decoder_windows": _alternating(4096, 26),
+    },
+    "9b-9b": {
+        "dim": 3584, "num_layers": 42, "num_heads": 16, "num_key_value_heads": 8,
+        "intermediate_dim": 14336, **_GEMMA2, "windows": _alternating(4097, 42),
+        "decoder_windows": _alternating(4096, 42),
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stack:
+    """The parts of the encoder or the decoder."""
+
+    name: str
+    dim: int
+    num_heads: int
+    num_key_value_heads: int | None
+    intermediate_dim: int
+    windows: list[int | None]
+    attention: dict[str, Any]
+    position: dict[str, Any]
+    activation: Activation
+    rms_norm_epsilon: float
+    dropout: float
+    dtype: DType
+
+    @property
+    def blocks(self) -> list[str]:
+        return [f"{self.name}_{i}" for i in range(len(self.windows))]
+
+    def norm(self, name: str) -> RMSNormalization:
+        return RMSNormalization(epsilon=self.rms_norm_epsilon, dtype=self.dtype, name=name)
+
+    def parts(self, window: int | None, causal: bool) -> dict[str, Any]:
+        """The arguments shared by encoder and decoder blocks."""
+        return {
+            "self_attention": MultiHeadSelfAttention(
+                self.num_heads, causal=causal, window=window, name="self_attention",
+                num_key_value_heads=self.num_key_value_heads,
+                position=RotaryEmbedding(dtype=self.dtype, **self.position), **self.attention,
+            ),
+            "feed_forward": FeedForward(
+                self.intermediate_dim, activation=self.activation, gated=True, use_bias=False,
+                dropout=self.dropout, kernel_initializer=initializer(), dtype=self.dtype,
+                name="feed_forward",
+            ),
+            "residual": Residual(
+                input_norm=self.norm("norm"), output_norm=self.norm("output_norm"),
+                dropout=self.dropout, dtype=self.dtype,
+            ),
+            "dtype": self.dtype,
+        }  # fmt: skip
+
+    def cross_attention(self) -> MultiHeadCrossAttention:
+        return MultiHeadCrossAttention(
+            self.num_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            name="cross_attention",
+            **self.attention,
+        )
+
+    def drop(self, x: Tensor, name: str) -> Tensor:
+        return Dropout(self.dropout, dtype=self.dtype, name=f"{self.name}_{name}")(x)
+
+
+@builder
+def t5gemma(
+    vocabulary_size: int,
+    dim: int = 2304,
+    num_layers: int = 26,
+    num_heads: int = 8,
+    intermediate_dim: int = 9216,
+    num_key_value_heads: int | None = None,
+    decoder_dim: int | None = None,
+    decoder_num_layers: int | None = None,
+    decoder_num_heads: int | None = None,
+    decoder_intermediate_dim: int | None = None,
+    decoder_num_key_value_heads: int | None = None,
+    head_dim: int = 256,
+    activation: Activation = gelu_tanh,
+    rms_norm_epsilon: float = 1e-6,
+    rope_theta: float = 10000.0,
+    rope_scaling: Any = None,
+    windows: int | Sequence[int | None] | None = None,
+    decoder_windows: int | Sequence[int | None] | None = None,
+    query_pre_attention_scalar: float | None = None,
+    attention_logit_soft_cap: float | None = None,
+    final_logit_soft_cap: float | None = None,
+    attention_bias: bool | Collection[str] = False,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    tie_output: bool = True,
+    max_length: int = 8192,
+    pad_id: int = 0,
+    start_id: int = 2,
+    end_id: int = 1,
+    name: str = "t5gemma",
+    dtype: DType = None,
+) -> Model:
+    """T5Gemma, an encoder-decoder of Gemma 2's blocks, from token ids to logits.
+
+    The encoder's blocks are those of `gemma` with `post_norm`, without causality; the decoder's
+    have a cross-attention, without positions, between the other sublayers. Both stacks have a
+    table of token embeddings, times sqrt(D), and the output shares that of the decoder. In the
+    source, `pad_id` is padding. The target is not masked: its padding comes after the text, where
+    causal attention does not see it.
+
+    Args:
+        num_layers: int, number of blocks of the encoder.
+        num_heads: int, number of attention heads of the encoder (H).
+        decoder_dim, decoder_num_layers, decoder_num_heads: int, sizes of the decoder. Default:
+            those of the encoder.
+        decoder_intermediate_dim, decoder_num_key_value_heads: int, likewise.
+        head_dim: int, width of a head (K).
+        activation: str or function, activation of the feed-forward networks' gate.
+        windows: int, a token of the source sees only those less than that many positions away; or
+            a list with an int or None for each block. Default: no windows.
+        decoder_windows: int, or list of int or None, likewise for the target. Default: no windows.
+        query_pre_attention_scalar: float, scores are divided by its square root. Default: K.
+        attention_logit_soft_cap: float, c in c tanh(score / c). Default: no cap.
+        final_logit_soft_cap: float, likewise for the logits. Default: no cap.
+        dropout: float, dropout rate of embeddings, of the output of sublayers and stacks, and
+            inside the feed-forward networks.
+        attention_dropout: float, dropout rate of the attention weights.
+        pad_id: int, id of padding tokens.
+        start_id: int, the token with which a target starts.
+        end_id: int, the token at which a text ends.
+
+    `start_id` and `end_id` do not change the model. They are kept in `model.arguments`, loaded and
+    saved with a checkpoint.
+
+    Returns:
+        A functional model from `source` (B, S) and `target` (B, T), int32, to logits (B, T, V).
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong type or out of range.
+
+    Example:
+
+    >>> from keras_tfm.generation import generate
+    >>> from keras_tfm.models import t5gemma
+    >>> model = t5gemma(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, head_dim=4)
+    >>> generate(model, [[3, 4, 1]], max_length=5, start_id=2, end_id=1).tokens.shape
+    (1, 5)
+    """
+    check_positive("query_pre_attention_scalar", query_pre_attention_scalar, optional=True)
+    check_positive("final_logit_soft_cap", final_logit_soft_cap, optional=True)
+    if num_layers < 1:
+        raise ValueError(f"num_layers must be at least 1, got {num_layers}")
+    scalar = head_dim if query_pre_attention_scalar is None else query_pre_attention_scalar
+    shared: Arguments = {
+        "attention": {
+            "head_dim": head_dim, "scale": scalar**-0.5, "soft_cap": attention_logit_soft_cap,
+            "use_bias": attention_bias, "dropout": attention_dropout,
+            "kernel_initializer": initializer(), "dtype": dtype,
+        },
+        "position": {"max_wavelength": rope_theta, "scaling": rope_scaling},
+        "activation": activation, "rms_norm_epsilon": rms_norm_epsilon, "dropout": dropout,
+        "dtype": dtype,
+    }  # fmt: skip
+    decoder_layers = decoder_num_layers or num_layers
+    encoder = _Stack(
+        name="encoder", dim=dim, num_heads=num_heads, num_key_value_heads=num_key_value_heads,
+        intermediate_dim=intermediate_dim, windows=each_window(windows, num_layers), **shared,
+    )  # fmt: skip
+    decoder = _Stack(
+        name="decoder", dim=decoder_dim or dim, num_heads=decoder_num_heads or num_heads,
+        num_key_value_heads=decoder_num_key_value_heads or num_key_value_heads,
+        intermediate_dim=decoder_intermediate_dim or intermediate_dim,
+        windows=each_window(decoder_windows, decoder_layers), **shared,
+    )  # fmt: skip
+
+    def embedding(stack: _Stack, name: str) -> TokenEmbedding:
+        return TokenEmbedding(
+            vocabulary_size, stack.dim, scale=True, mask_id=pad_id, padding="ends",
+            embeddings_initializer=initializer(), dtype=dtype, name=name,
+        )  # fmt: skip
+
+    source = keras.Input((None,), dtype="int32", name="source")
+    x = encoder.drop(embedding(encoder, "source_embedding")(source), "embedding_dropout")
+    for block, window in zip(encoder.blocks, encoder.windows, strict=True):
+        x = TransformerEncoderBlock(**encoder.parts(window, causal=False), name=block)(x)
+    x = encoder.drop(encoder.norm("encoder_norm")(x), "dropout")
+    x = Marker("encoded", embedding="source_embedding", blocks=encoder.blocks, dtype=dtype)(x)
+    context = x
+
+    target = keras.Input((None,), dtype="int32", name="target")
+    table = embedding(decoder, "target_embedding")
+    # An operation drops the padding mask: padding comes after the text.
+    x = decoder.drop(ops.copy(table(target)), "embedding_dropout")
+    for block, window in zip(decoder.blocks, decoder.windows, strict=True):
+        x = TransformerDecoderBlock(
+            **decoder.parts(window, causal=True),
+            cross_attention=decoder.cross_attention(),
+            name=block,
+        )(x, context)
+    x = decoder.drop(decoder.norm("decoder_norm")(x), "dropout")
+    blocks = [*encoder.blocks, *decoder.blocks]
+    x = Marker("features", embedding="target_embedding", blocks=blocks, dtype=dtype)(x)
+    x = Marker("head", "language_model", dtype=dtype)(x)
+    if tie_output:
+        logits = table(x, reverse=True)
+    else:
+        logits = keras.layers.Dense(
+            vocabulary_size, use_bias=False, kernel_initializer=initializer(), dtype=dtype,
+            name="output",
+        )(x)  # fmt: skip
+    if final_logit_soft_cap is not None:
+        logits = final_logit_soft_cap * ops.tanh(logits / final_logit_soft_cap)
+    return Model({"source": source, "target": target}, logits, name=name)
