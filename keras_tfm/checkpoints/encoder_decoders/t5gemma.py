@@ -65,7 +65,7 @@ def table(model: models.Model) -> tuple[Row, ...]:
 def _arguments(config: Config, named: Named) -> Arguments:
     config.only(is_encoder_decoder=named.begins("decoder."))
     encoder, decoder = config.part("encoder"), config.part("decoder")
-    first, second = _shared(encoder, named), _shared(decoder, named)
+    first, second = _equal_fields(encoder), _equal_fields(decoder)
     for name, x in first.items():  # by the name of the field
         if x != second[name]:
             decoder.refuse(f"decoder.{name}", second[name], f"that of the encoder, {x}")
@@ -110,7 +110,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
     }
 
 
-def _shared(config: Config, named: Named) -> Arguments:
+def _equal_fields(config: Config) -> Arguments:
     """The values that must be equal in both stacks, by field."""
     return {
         "vocab_size": config.integer("vocab_size", 256000),
@@ -134,8 +134,9 @@ def _windows(config: Config, num_layers: int, more: int) -> Windows:
     kinds = config.fields.get("layer_types")
     if kinds is None:
         kinds = [FULL if i % 2 else SLIDING for i in range(num_layers)]
-    window = _WINDOW if "sliding_window" not in config.fields else None
-    window = config.integer("sliding_window", window)
+    window = config.integer("sliding_window", None)
+    if "sliding_window" not in config.fields:
+        window = _WINDOW
     if window is None and SLIDING in kinds:
         config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
     if isinstance(kinds, list) and len(kinds) != num_layers:
