@@ -472,3 +472,10 @@ def test_a_difference_changes_nothing():
     with pytest.raises(ValueError, match="differ in the embeddings, before transformer_layer_0"):
         to_keras_hub(model, theirs)
     assert all((x == y).all() for x, y in zip(before, theirs.get_weights(), strict=True))
+
+
+def test_a_model_that_is_not_causal():
+    theirs = hub.LlamaBackbone(31, 1, 2, 8, 16, num_key_value_heads=2)
+    model = models.llama(31, 8, 1, 2, 16, causal=False, pad_id=0)
+    with pytest.raises(ValueError, match="has causal=True, and 'llama' False"):
+        to_keras_hub(model, theirs)

@@ -249,6 +249,8 @@ _FREE = ("dropout", "attention_dropout", "max_length", "segments", "pooler", "pa
 
 def _check_arguments(model: Model, source: Source) -> None:
     """Raises unless the model has the arguments of the backbone."""
+    if not model.arguments.get("causal", True):
+        raise ValueError(f"{source.backbone.name} has causal=True, and {model.name!r} False")
     for name, value in source.family.arguments(source.settings).items():
         given = model.arguments.get(name)
         if name.endswith("activation"):
