@@ -3,12 +3,14 @@
 import keras
 import numpy as np
 import pytest
+from compare import assert_close
 from execution import tensorflow_only
 from keras_weights import randomize
 from small_tokenizers import WORDS, words
 
 from keras_tfm import layers, models, runtime
 from keras_tfm.generation import generate
+from keras_tfm.runtime import loaded_file
 from keras_tfm.runtime.checked_inputs import longest_row
 from keras_tfm.runtime.manifest.manifest import Generate
 
@@ -73,6 +75,18 @@ def test_too_short_and_too_long(clip, message, file):
     with pytest.raises(ValueError, match=message) as error:
         file.transcribe(clip)
     assert "\n" not in str(error.value)
+
+
+def test_logits_of_a_loop_that_begins_with_empty_caches(file, model, monkeypatch):
+    """As of a file above 32 MB, which LiteRT's CompiledModel runs: it returns no constants."""
+    from keras_tfm.export.verification.loop_logits import LoopLogits
+
+    monkeypatch.setattr(loaded_file, "SHARED_BYTES", 0)
+    loop = LoopLogits(file.path.read_bytes(), "generate_1600", len(WORDS))
+    inputs = {"audio": CLIPS[1][np.newaxis]}
+    found, tokens = loop.run(inputs), file.generate(inputs).tokens
+    expected = model({**inputs, "target": tokens[:, : found.shape[1]]})
+    assert_close(found, expected, 1e-4)
 
 
 def test_silence_is_no_error(file, model):

@@ -124,7 +124,7 @@ class LoopLogits:
 
     def _add(self, name: str, graph: SubGraphT, inputs: list[int], outputs: list[int]) -> None:
         """Adds a signature with the operators of `graph` that compute `outputs` from `inputs`."""
-        # LiteRT does not write an output that is an input or a dequantised constant.
+        # LiteRT does not write an output that is an input or a constant, dequantised or not.
         places = {int(x): i for i, x in enumerate(inputs)}
         known = [places.get(int(x), self._constant(graph, int(x))) for x in outputs]
         self._known[name] = known
@@ -161,7 +161,13 @@ class LoopLogits:
         return Predict(inputs=inputs, outputs=dict(map(description, signature.outputs)))
 
     def _constant(self, graph: SubGraphT, index: int) -> np.ndarray | None:
-        """The value of a tensor that is a dequantised weight; None for any other tensor."""
+        """The value of a constant, or of a dequantised weight; None for any other tensor."""
+        result, types = graph.tensors[index], vars(self._schema.TensorType)
+        data = self._model.buffers[result.buffer].data
+        if data is not None and len(data):
+            (dtype,) = (name.lower() for name, x in types.items() if x == result.type)
+            shape = () if result.shape is None else result.shape
+            return np.frombuffer(bytes(data), dtype).reshape(shape)
         for operator in graph.operators:
             if index in operator.outputs and self._is(operator, "DEQUANTIZE"):
                 tensor = graph.tensors[operator.inputs[0]]
