@@ -22,7 +22,10 @@ transformers = pytest.importorskip("transformers")
 # They name the class that is compared, and its precision and container of outputs.
 LEFT_OUT = {"architectures", "model_type", "dtype", "torch_dtype", "return_dict"}
 # Our own fields, sizes of inputs, which transformers does not read.
-OWN = {"detr": {"image_size"}, "lxmert": {"num_regions"}}
+# DINOv2 takes images of any size.
+OWN = {
+    "depth_anything": {"image_size"}, "detr": {"image_size"}, "lxmert": {"num_regions"},
+}  # fmt: skip
 MISSING = object()
 FULL, SLIDING = "full_attention", "sliding_attention"
 BASE = {"rope_theta": 77.0}

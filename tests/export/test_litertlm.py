@@ -149,6 +149,7 @@ def test_stock_runtime_continues_as_full_passes_in_keras(files, name):
         "gemma3_text",
         pytest.param("qwen3", marks=pytest.mark.slow),
         pytest.param("smollm3", marks=pytest.mark.slow),
+        pytest.param("gemma4_text", marks=pytest.mark.slow),
         "phi3, longrope",
     ],
 )
