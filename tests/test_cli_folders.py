@@ -50,7 +50,7 @@ def sentences(tmp_path):
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 7}')
-    prompts = {"prompts": {"query": "six "}, "default_prompt_name": "query"}
+    prompts = {"prompts": {"query": "six ", "none": ""}, "default_prompt_name": "query"}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     return with_tokenizer(folder, "<start> $A end")
 
@@ -68,6 +68,12 @@ def test_sentence_embeddings(run, sentences, tmp_path):
     lines = run("predict", tmp_path / "x.tflite", "two three", "four")[1].splitlines()
     found = [[float(x) for x in line.split(" ")] for line in lines]
     np.testing.assert_allclose(found, expected, atol=1e-5)  # six digits
+    given = ("predict", tmp_path / "x.tflite", "six four", "--prompt")
+    (line,) = run(*given, "none")[1].splitlines()
+    np.testing.assert_allclose([float(x) for x in line.split(" ")], expected[1], atol=1e-5)
+    code, _, err = run(*given, "title")
+    assert code == 1
+    assert "has no prompt 'title', it has ['query', 'none']" in err
     # The file says so, too, and a folder of sentence-transformers keeps its pooling in Keras.
     assert run("verify", sentences, tmp_path / "x.tflite")[0] == 0
     assert run("import", sentences, tmp_path / "x.keras")[0] == 0

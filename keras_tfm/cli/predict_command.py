@@ -111,7 +111,8 @@ def predict(
         str | None,
         typer.Option(
             help="Of a file that writes captions or transcripts: the first ids of the answer, "
-            "separated by commas, such as that of a language; by default those in the file."
+            "separated by commas, such as that of a language. Of sentence embeddings: the name of "
+            "a prompt in the file. By default those in the file."
         ),
     ] = None,
     threads: Threads = 1,
@@ -150,7 +151,9 @@ def predict(
         refuse({"pairs": pairs or None}, "it is for files with one full pass over texts")
         rows.run(texts, answer)
         return
-    refuse({"prompt": prompt}, "it is for files that write captions or transcripts")
+    embeds = embeds_sentences(model.file)
+    if from_json or not embeds:
+        refuse({"prompt": prompt}, "it is for files that write captions or transcripts, or embed")
     check_roles(model, ("predict",))
     names = labels_of(labels)
     if names is not None:
@@ -168,8 +171,6 @@ def predict(
     if not from_json:
         check_tokenizers(model, "or pass arrays with --from-json")
 
-    embeds = embeds_sentences(model.file)
-
     def predict_row(text: str) -> str:
         row = _from_json(text, model) if from_json else _pair(text) if pairs else text
         values = list(row.values()) if isinstance(row, dict) else [row]
@@ -177,7 +178,7 @@ def predict(
         run = model.predict_text if is_of_text else model.predict
         if embeds and isinstance(row, str):
             (name,) = _full_pass(model).outputs
-            outputs = {name: model.embed(row)}  # with the file's prompt before the text
+            outputs = {name: model.embed(row, prompt)}  # a prompt of the file before the text
         else:
             outputs = {name: x[0] for name, x in run(row).items()}
         if as_json:
