@@ -18,7 +18,7 @@ from keras_tfm.models.encoders.bidirectional_encoder import initializer
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
-# Table 4 of the paper, and table 1 of Ettin's (arXiv:2507.11412), whose models are paired with
+# Table 4 of the paper, and Ettin's sizes (arXiv:2507.11412), whose models are paired with
 # decoders. modernbert(50368, **SIZES["base"]); GTE's embedder gte-modernbert-base is "base".
 SIZES: dict[str, Arguments] = {
     "base": {"dim": 768, "num_layers": 22, "num_heads": 12, "intermediate_dim": 1152},
