@@ -9,7 +9,7 @@ Example:
 >>> next(x.title for x in MODEL_TYPES if x.name == "qwen2")
 'Qwen2'
 >>> names_of("speech")
-['whisper', 'moonshine']
+['moonshine', 'whisper']
 """
 
 from collections.abc import Mapping

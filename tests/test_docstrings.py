@@ -119,6 +119,7 @@ REASONS = {
     ),
     "keras_tfm.layers.decoding.visibility": _STEP,
     "keras_tfm.layers.multi_head_attention.fused_attention": _KERNEL,
+    "keras_tfm.layers.audio.audio_layer": _BASE,
     "keras_tfm.layers.multi_head_attention.base": _BASE,
     "keras_tfm.layers.multi_head_attention.stepped_attention": _STEP,
     "keras_tfm.layers.jax.*": _KERNEL,
