@@ -71,6 +71,9 @@ def test_sentence_embeddings(run, sentences, tmp_path):
     given = ("predict", tmp_path / "x.tflite", "six four", "--prompt")
     (line,) = run(*given, "none")[1].splitlines()
     np.testing.assert_allclose([float(x) for x in line.split(" ")], expected[1], atol=1e-5)
+    (line,) = run(*given, "none", "--dimensions", 3)[1].splitlines()
+    short = expected[1][:3] / np.linalg.norm(expected[1][:3])
+    np.testing.assert_allclose([float(x) for x in line.split(" ")], short, atol=1e-5)
     code, _, err = run(*given, "title")
     assert code == 1
     assert "has no prompt 'title', it has ['query', 'none']" in err

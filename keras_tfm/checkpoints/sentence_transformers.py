@@ -362,14 +362,19 @@ def _max_seq_length(
     settings: Config, transformer: Path, folder: Path, model: models.Model
 ) -> int | None:
     """The most tokens of a text, as sentence-transformers reads it from a folder."""
+    place = next((x for x in (folder, transformer) if _has_tokenizer(x)), transformer)
+    file = place / "tokenizer_config.json"
+    fields = read_json(file) if file.is_file() else {}
+    if fields.get("truncation_side", "right") != "right":
+        raise ValueError(
+            f"{file}: truncation_side must be 'right', got {fields['truncation_side']!r}"
+        )
     length = settings.integer("max_seq_length", None)
     if length is not None:
         return length
     lengths = [model.arguments.get("max_length")]
-    place = next((x for x in (folder, transformer) if _has_tokenizer(x)), None)
-    if place is not None:
-        file = place / "tokenizer_config.json"
-        given = (read_json(file) if file.is_file() else {}).get("model_max_length")
+    if _has_tokenizer(place):
+        given = fields.get("model_max_length")
         # transformers writes 1e30 for none.
         if isinstance(given, int | float) and 1 <= given < 2**31:
             lengths.append(int(given))

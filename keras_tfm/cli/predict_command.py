@@ -115,6 +115,14 @@ def predict(
             "a prompt in the file. By default those in the file."
         ),
     ] = None,
+    dimensions: Annotated[
+        int | None,
+        typer.Option(
+            help="Of sentence embeddings: how many of their first numbers to take (Matryoshka "
+            "embeddings). By default all.",
+            min=1,
+        ),
+    ] = None,
     threads: Threads = 1,
     adapter: Adapter = None,
     as_json: AsJson = False,
@@ -135,6 +143,8 @@ def predict(
         output, candidates, guidance, temperature, top_p, seed, judge, force or None
     )
     model = load(file, threads, adapter, (), text_to_picture.draws)
+    if not embeds_sentences(model.file) or from_json:
+        refuse({"dimensions": dimensions}, "it is for texts and sentence embeddings")
     if text_to_picture.draws(model):
         others = {**of_pictures._asdict(), "labels": labels, "prompt": prompt}
         others |= {"from_json": from_json or None, "pairs": pairs or None}
@@ -178,7 +188,8 @@ def predict(
         run = model.predict_text if is_of_text else model.predict
         if embeds and isinstance(row, str):
             (name,) = _full_pass(model).outputs
-            outputs = {name: model.embed(row, prompt)}  # a prompt of the file before the text
+            # With a prompt of the file before the text.
+            outputs = {name: model.embed(row, prompt, dimensions)}
         else:
             outputs = {name: x[0] for name, x in run(row).items()}
         if as_json:

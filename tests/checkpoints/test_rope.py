@@ -140,7 +140,6 @@ def test_the_length_in_training(tmp_path):
         ({"rope_scaling": {**LINEAR, "partial_rotary_factor": 0.5}}, "rope_scaling must be of the"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1.0, got 0.5"),
         ({"rope_scaling": [2.0]}, "rope_scaling must be a dictionary"),
-        ({"is_causal": False}, "is_causal must be True, got False"),
     ],
     ids=lambda x: "" if isinstance(x, dict) else None,
 )

@@ -184,6 +184,7 @@ def test_a_file_without_the_head(tmp_path):
                 ("max_seq_length", 0, "max_seq_length must be an integer from 1 to"),
             )
         ),
+        ({"tokenizer": {"truncation_side": "left"}}, ValueError, "truncation_side must be 'right'"),
         (
             {"settings": {"modality_config": {"text": {"method_output_name": "logits"}}}},
             ValueError, "method_output_name must be 'last_hidden_state', got 'logits'",
@@ -191,8 +192,9 @@ def test_a_file_without_the_head(tmp_path):
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_named(tmp_path, change, error, message):
-    settings = change.pop("settings", {})
+    settings, tokenizer = change.pop("settings", {}), change.pop("tokenizer", {})
     folder = saved(tmp_path / "model", **change)
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
     with pytest.raises(error, match=message) as caught:
         checkpoints.load_sentence_transformer(folder)
