@@ -103,9 +103,10 @@ def main() -> None:
 
     exact = load()
     show("seconds of a step, float32", train_more(exact))
+    merged = None
     if task.has_adapters:
         show("float32, adapters", task.score(task.answers(exact)))
-        exact = task.merge(exact)
+        merged, exact = task.merge(exact), task.merge(exact)
         task.train_merged(exact)
     show("float32", task.score(task.answers(exact)))
     score_of_file("rounded after training", exact, arguments.quantization, **kept, **caches)
@@ -119,9 +120,9 @@ def main() -> None:
     show("seconds of a step, with rounding", train_more(rounded))
     if task.has_adapters:
         show("trained with rounding, adapters apart", task.score(task.answers(rounded)))
-        rounded = task.merge(rounded)
+        rounded = merged
         quantize(rounded)
-        show("adapters merged onto the grid", task.score(task.answers(rounded)))
+        show("float32 adapters merged onto the grid", task.score(task.answers(rounded)))
         task.train_merged(rounded)
     show("trained with rounding, Keras", task.score(task.answers(rounded)))
     report = score_of_file("trained with rounding", rounded, arguments.quantization, **caches)
