@@ -23,7 +23,7 @@ class RMSNormalization(Recomputation, keras.layers.RMSNormalization):
     Args:
         scale: bool, whether there is a weight gamma. False: y = x / sqrt(mean(x^2) + epsilon), as
             of the values in Gemma 4.
-        **kwargs: the arguments of `keras.layers.RMSNormalization`: `axis`, `epsilon`.
+        **kwargs: arguments of `keras.layers.RMSNormalization`: `axis`, `epsilon`.
 
     Example:
 

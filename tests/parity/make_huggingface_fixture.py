@@ -225,6 +225,7 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
         "gemma2-2b": (26, 2304, 8, 4, 256, 9216), "gemma2-9b": (42, 3584, 16, 8, 256, 14336),
         "gemma2-27b": (46, 4608, 32, 16, 128, 36864), "gemma3-270m": (18, 640, 4, 1, 256, 2048),
         "gemma3-1b": (26, 1152, 4, 1, 256, 6912),
+        "embeddinggemma-300m": (24, 768, 3, 1, 256, 1152),
     }  # fmt: skip
     counts: dict[str, dict[str, dict]] = {
         "bert": {}, "gpt": {}, "gemma": {}, "t5": {}, "m2m_100": {},
@@ -250,7 +251,7 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
             )  # fmt: skip
             counts["gpt"][size] = counted(transformers.GPTNeoForCausalLM(config), 50257)
         for size, (layers, dim, heads, groups, channels, inner) in gemma.items():
-            name = {"gemma-": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3"}[size[:6]]
+            name = {"gemma-": "Gemma", "gemma2": "Gemma2"}.get(size[:6], "Gemma3")
             model = getattr(transformers, f"{name}ForCausalLM")
             vocabulary = 262144 if name == "Gemma3" else 256000
             config = model.config_class(

@@ -235,8 +235,8 @@ def gemma4(
         num_shared_layers: int, number of last blocks without keys and values of their own.
         shared_intermediate_dim: int, `intermediate_dim` of these blocks. Default: the same.
         layer_input_dim: int, width of the embeddings that each block adds (P). Default: none.
-        rope_theta, rope_scaling: rotary positions of blocks without a window: by default a quarter
-            of the pairs is rotated.
+        rope_theta, rope_scaling: as in `layers.RotaryEmbedding`, of blocks without a window: by
+            default a quarter of the pairs is rotated.
         local_rope_theta: float, `rope_theta` of the blocks with a window, which are not scaled.
             None: `rope_theta` and `rope_scaling` apply to all blocks.
         final_logit_soft_cap: float, c in c tanh(logit / c). None: no cap.

@@ -65,8 +65,8 @@ def depth_anything(
     then compute the depth of each pixel.
 
     Args:
-        features_of: four numbers of blocks, from 0, in increasing order.
-        reassemble_dims: four int, channels of the maps of these blocks.
+        features_of: list of int, four numbers of blocks, from 0, in increasing order.
+        reassemble_dims: list of four int, channels of the maps of these blocks.
         fusion_dim: int, channels of the maps when they are fused.
         head_dim: int, channels before the last convolution.
         metric: bool, whether the result is a depth in metres, `max_depth` times a sigmoid. Default:
