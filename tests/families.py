@@ -60,7 +60,7 @@ def own_options():
             "windows": [4, None, 4], "num_layers": 3, "decoder_num_layers": 2, "start_id": 1,
             "decoder_windows": [None, 4], "query_pre_attention_scalar": 3, "decoder_dim": 16,
             "decoder_num_heads": 4, "attention_logit_soft_cap": 2.0, "final_logit_soft_cap": 4.0,
-            "decoder_intermediate_dim": 15, "decoder_num_key_value_heads": 2,
+            "decoder_intermediate_dim": 14, "decoder_num_key_value_heads": 2,
         },
         "marian": {"pad_id": 0},
         "transformer": {"source_vocabulary_size": 31, "target_vocabulary_size": 11},

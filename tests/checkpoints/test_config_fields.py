@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 NOT_COMPARED = {
     "whisper": {"start_id", "pad_id", "end_id", "suppressed_first_ids"},
     "detr": {"labels"},
-    "t5": {"num_decoder_layers"},
+    **dict.fromkeys(("t5", "mt5", "umt5"), {"num_decoder_layers"}),
     "llama": {"head_dim"},
     "mistral": {"head_dim"},
 }

@@ -63,7 +63,8 @@ def table(model: models.Model) -> tuple[Row, ...]:
 
 
 def _arguments(config: Config, named: Named) -> Arguments:
-    config.only(is_encoder_decoder=named.begins("decoder."))
+    is_encoder = named.begins("encoder.") and not named.begins("decoder.")
+    config.only(is_encoder_decoder=not is_encoder)
     encoder, decoder = config.part("encoder"), config.part("decoder")
     first, second = _equal_fields(encoder), _equal_fields(decoder)
     for name, x in first.items():  # by the name of the field

@@ -65,6 +65,13 @@ def _unread_tensors(model: models.Model) -> dict[str, np.ndarray]:
     }
 
 
+# The backbone of a configuration without one.
+_BACKBONE: Fields = {
+    "model_type": "dinov2", "hidden_size": 384, "num_attention_heads": 6, "image_size": 518,
+    "out_indices": [9, 10, 11, 12], "reshape_hidden_states": False,
+}  # fmt: skip
+
+
 def _blocks(config: Config, part: Config, num_layers: int) -> list[int]:
     """The numbers of the blocks, from `out_indices` or `out_features`, in which 0 is no block."""
     found = part.fields.get("out_indices")
@@ -88,9 +95,8 @@ def _arguments(config: Config, named: Named) -> Arguments:
     config.only(
         reassemble_factors=_FACTORS, head_in_index=-1, backbone=None, use_timm_backbone=False
     )
-    if config.fields.get("backbone_config") is None:
-        config.refuse("backbone_config", None, "a dictionary, the configuration of a DINOv2")
     part = config.part("backbone_config")
+    part.fields = part.fields or _BACKBONE
     part.only(model_type="dinov2", apply_layernorm=True)
     for name, expected in (("model_type", "dinov2"), ("reshape_hidden_states", False)):
         if part.fields.get(name) != expected:
@@ -112,7 +118,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
         "fusion_dim": config.integer("fusion_hidden_size", 64),
         "head_dim": config.integer("head_hidden_size", 32),
         "metric": kind == "metric",
-        "max_depth": config.number("max_depth", 1.0),
+        "max_depth": config.number("max_depth", 1),
     }
 
 
