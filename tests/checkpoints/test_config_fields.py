@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 NOT_COMPARED = {
     "whisper": {"start_id", "pad_id", "end_id", "suppressed_first_ids"},
     "detr": {"labels"},
-    **dict.fromkeys(("t5", "mt5", "umt5"), {"num_decoder_layers"}),
+    **{key: {"num_decoder_layers"} for key in ("t5", "mt5", "umt5")},
     "llama": {"head_dim"},
     "mistral": {"head_dim"},
 }
