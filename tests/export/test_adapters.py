@@ -375,6 +375,21 @@ def test_models_without_separate_adapters(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("preset", ["float32", "int8", "int4"])
+def test_merged_adapters_take_no_room(preset, tmp_path):
+    """Each kernel is rounded, also those of gated networks, of which the graph takes columns."""
+    model = decoder()
+    train(model, 1)
+    sizes = []
+    for one in (model, models.with_dtype(model, "float32")):
+        path = tmp_path / "model.tflite"
+        export_tflite(
+            one, path, ["predict"], preset, source_length=PROMPT, verify=False, overwrite=True
+        )
+        sizes.append(path.stat().st_size)
+    assert abs(sizes[0] - sizes[1]) < 1000
+
+
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("option", ["keep_float", "keep_int8"])
 def test_layers_that_keep_more_bits(option, apart, tmp_path):

@@ -1,13 +1,12 @@
 """Layers whose weights keep more bits: found by name in the model, by value in the file."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 
 from keras_tfm.keras_internals import sublayers
-from keras_tfm.layers.types import Tensor
-from keras_tfm.models.quantization.named_layers import has_name, named_weights
+from keras_tfm.models.quantization.named_layers import named_weights
 
 # The rounding error of folding a factor into a float32 weight, relative to the row's largest value.
 _ROUNDING = 1e-5
@@ -36,27 +35,10 @@ def find_layers(
     >>> {name: [w.shape for w in weights] for name, weights in find_layers(model, ["head"]).items()}
     {'head': [(4, 3)]}
     """
-    found = named_weights(model, names, option)
     return {
-        name: [
-            keras.ops.convert_to_numpy(x).astype("float32")
-            for x in (*weights, *_with_adapters(x for x in sublayers(model) if has_name(x, [name])))
-        ]
-        for name, weights in found.items()
+        name: [keras.ops.convert_to_numpy(x).astype("float32") for x in weights]
+        for name, weights in named_weights(model, names, option).items()
     }
-
-
-def kernels_of(layer: keras.Layer) -> list[np.ndarray]:
-    """The weights of rank 2 and higher of a layer, in float32, also with its LoRA adapter added."""
-    weights = [*(x for x in layer.weights if len(x.shape) > 1), *_with_adapters([layer])]
-    return [keras.ops.convert_to_numpy(x).astype("float32") for x in weights]
-
-
-def _with_adapters(layers: Iterable[keras.Layer]) -> Iterator[Tensor]:
-    """The kernels of layers with LoRA adapters, as a file has them: with the adapters added."""
-    for layer in layers:
-        if getattr(layer, "lora_enabled", False):
-            yield layer.embeddings if isinstance(layer, keras.layers.Embedding) else layer.kernel
 
 
 def find_constants(model: keras.Model) -> dict[str, list[np.ndarray]]:

@@ -32,14 +32,14 @@ def quantized_models(models: Mapping[str, keras.Model]) -> list[str]:
 
 
 def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
-    """The model, or a copy in float32 if a layer computes in half precision or is quantized.
+    """The model, or a copy in float32: with merged adapters, or of half precision or quantized.
 
     Of a model of `models.enable_quantization`, a copy with rounded weights.
 
     Args:
         model: functional `keras.Model`.
         merge_adapters: bool, whether LoRA adapters are merged into the kernels of a copy, as
-            `with_dtype` does; otherwise the copy has adapters of its own.
+            `with_dtype` does; otherwise a copy has adapters of its own.
 
     Raises:
         ValueError: a layer computes in float64, or in half precision regardless of its policy;
@@ -60,7 +60,10 @@ def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
             model.name,
         )
         model = dequantize(model)
-    if _first(model, HALVES) is not None:
+    # A kernel with an adapter is a sum in the graph, which the converter does not fold if a layer
+    # takes columns of it: it would stay float32 in every preset.
+    adapted = merge_adapters and any(getattr(x, "lora_enabled", False) for x in sublayers(model))
+    if adapted or _first(model, HALVES) is not None:
         _log.info("copying %s in float32", model.name)
         copy = with_dtype(model, "float32")
         if not merge_adapters:

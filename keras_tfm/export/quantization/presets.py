@@ -16,7 +16,6 @@ from keras_tfm.export.quantization.kept_layers import (
     find_buffers,
     find_constants,
     find_layers,
-    kernels_of,
 )
 from keras_tfm.export.quantization.trained_weights import (
     TrainedWeights,
@@ -310,7 +309,8 @@ def _raw_kernels(model: keras.Layer) -> dict[str, list[np.ndarray]]:
             "keeping %s in float32: the numbers of %s are raw, by %s",
             *(layer.name, name, known.source),
         )
-        found[getattr(layer, "path", layer.name)] = kernels_of(layer)
+        kernels = [keras.ops.convert_to_numpy(w) for w in layer.weights if w.ndim > 1]
+        found[getattr(layer, "path", layer.name)] = [x.astype("float32") for x in kernels]
     return found
 
 
