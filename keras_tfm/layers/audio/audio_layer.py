@@ -11,7 +11,8 @@ class AudioLayer(keras.layers.Layer):
 
     Attributes:
         sample_rate: int, number of samples per second.
-        length: int, number of samples to which shorter audio is padded with zeros, or None.
+        length: int, number of samples to which shorter audio is padded with zeros. None: audio is
+            not padded.
         shortest: int, number of samples below which there is nothing to compute.
         masks_padding: bool, whether zeros behind the audio of a row change none of its outputs.
     """

@@ -223,8 +223,9 @@ def gemma4(
 
     Gemma 3's blocks with wider heads in blocks without a window, normalised values, and scores
     that are not divided by sqrt(K). The last blocks have no keys and values of their own, and no KV
-    cache: they take those of the last block before them that has a window as well, or none
-    (arXiv:2405.12981). In E2B and E4B each block adds an embedding of the token that is its own.
+    cache: a block with a window takes those of the last earlier block with a window, and a block
+    without one those of the last earlier block without (arXiv:2405.12981). In E2B and E4B each
+    block adds its own embedding of the token.
 
     Args:
         num_heads: int, number of attention heads (H).

@@ -34,7 +34,7 @@ def m2m_100(arguments: EncoderDecoderArguments) -> Model:
     starts with `start_id` and its language, which `generate` takes as a prompt.
 
     Args:
-        output_bias: bool, whether logits have a bias, which the original has not.
+        output_bias: bool, whether a bias is added to the logits. The original model has none.
         forced_first_id: int, the language of generated texts. Default: none, to be given to
             `generate`.
 
