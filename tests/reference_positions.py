@@ -212,7 +212,8 @@ def visible(query_length, key_length, causal=False, window=None, start=0):
         for s in range(key_length):
             distance = s - (start + t)
             seen[t, s] = not (causal and distance > 0)
-            seen[t, s] &= window is None or abs(distance) < window
+            before, after = window if isinstance(window, tuple) else (window, window)
+            seen[t, s] &= window is None or -before < distance < after
     return seen
 
 

@@ -51,8 +51,8 @@ class SharedTraces:
         scope = current_scope.get()
         if scope is None or not _may_share(layer, args):
             return layer(*args, **kwargs)
-        count = _attentions(layer)
-        taken = scope.upcoming(count)
+        names = _entry_names(layer)
+        taken = scope.upcoming(len(names))
         key, compared = self._key(layer, args, kwargs, scope, taken)
         if key not in self._known:
             self._known[key] = None
@@ -63,9 +63,8 @@ class SharedTraces:
         if traced is None:
             traced = self._known[key] = _trace(layer, args, kwargs, scope, weights, taken)
         y, notes = traced.function(args[0], weights, taken)
-        for (entry, new), grows in zip(notes, traced.grows, strict=True):
-            part = layer.self_attention if grows else layer.cross_attention
-            scope.note(part.name, entry, new, grows)
+        for (entry, new), name, grows in zip(notes, names, traced.grows, strict=True):
+            scope.note(name, entry, new, grows)
         if traced.keeps_mask:
             set_mask(y, _mask(args[0], kwargs))
         return y
@@ -96,10 +95,15 @@ def _mask(x: Tensor, kwargs: Arguments) -> Tensor | None:
     return get_mask(x) if mask is None else mask
 
 
-def _attentions(layer: keras.Layer) -> int:
-    """The number of cache entries of a block."""
+def _entry_names(layer: keras.Layer) -> list[str]:
+    """The names of the cache entries of a block, in the order of the calls."""
     attention, cross = layer.self_attention, layer.cross_attention
-    return int(attention is not None and attention.causal) + int(cross is not None)
+    names = []
+    if attention is not None and attention.causal:
+        names.append(attention.name)
+        if attention.merged:
+            names.append(attention.context_name)
+    return names if cross is None else [*names, cross.name]
 
 
 def _may_share(layer: keras.Layer, args: tuple[Any, ...]) -> bool:

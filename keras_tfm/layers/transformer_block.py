@@ -49,7 +49,8 @@ class TransformerBlock(RematerializedLayer):
         kernel_initializer: initializer of every kernel.
         bias_initializer: initializer of every bias.
         causal: bool, whether a position sees only itself and earlier positions.
-        self_attention: `MultiHeadSelfAttention` to use instead of the default one; False: none.
+        self_attention: `MultiHeadSelfAttention` to use instead of the default one; False: none. If
+            it has `merged=True`, it attends to the context, and `cross_attention` must be False.
         cross_attention: `MultiHeadCrossAttention` to use; True: the default one; False: none.
         feed_forward: layer (..., T, D) -> (..., T, D) to use instead of the default `FeedForward`;
             False: none, as in the cross-attention of LXMERT (arXiv:1908.07490).
@@ -161,6 +162,11 @@ class TransformerBlock(RematerializedLayer):
             raise ValueError(
                 f"{self.name}: parallel={parallel!r} is for self-attention and a feed-forward "
                 "network"
+            )
+        if self._is_merged and self.cross_attention is not None:
+            raise ValueError(
+                f"{self.name}: cross_attention must be False with a self_attention that has "
+                "merged=True, which attends to the context"
             )
         if self._has_one_residual and self._key_value == "returned":
             raise ValueError(
@@ -319,6 +325,11 @@ class TransformerBlock(RematerializedLayer):
         return self.feed_forward_residual(attended, **given)
 
     @property
+    def _is_merged(self) -> bool:
+        """Whether the self-attention attends to the context, too."""
+        return self.self_attention is not None and self.self_attention.merged
+
+    @property
     def _key_value(self) -> str:
         """Where the keys and values of the self-attention are from; see there."""
         return "own" if self.self_attention is None else str(self.self_attention.key_value)
@@ -409,9 +420,11 @@ class TransformerEncoderBlock(TransformerBlock):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        if self.cross_attention is not None:
+        if self.cross_attention is not None or self._is_merged:
             raise ValueError(
-                f"{self.name}: an encoder block has no cross_attention, use TransformerDecoderBlock"
+                f"{self.name}: an encoder block has no "
+                + ("context" if self._is_merged else "cross_attention")
+                + ", use TransformerDecoderBlock"
             )
 
     def build(self, x_shape: Shape) -> None:
@@ -458,7 +471,7 @@ class TransformerDecoderBlock(TransformerBlock):
     Call arguments:
         x: float tensor (..., T, D). A position sees only itself and earlier positions.
         context: float tensor (..., S, C), the sequence that cross-attention attends to. Required
-            with `cross_attention`.
+            with `cross_attention`, or a merged self-attention.
         mask: (..., T), boolean, True = token, False = padding. Default: the mask that `x` carries.
         context_mask: (..., S), boolean, likewise. Default: the mask that `context` carries.
         attention_mask: (..., T, T), boolean, True = the query sees the key. Combined with `mask`
@@ -534,6 +547,8 @@ class TransformerDecoderBlock(TransformerBlock):
             positions=positions,
             keys=keys,
             values=values,
+            context=context if self._is_merged else None,
+            context_mask=context_mask if self._is_merged else None,
         )
         shared: tuple[Tensor, ...] = ()
         if self._key_value == "returned":
@@ -553,6 +568,13 @@ class TransformerDecoderBlock(TransformerBlock):
         return (y, *shared) if shared else y
 
     def _check_context(self, context: Tensor) -> None:
+        if self._is_merged:
+            if context is None:
+                raise ValueError(
+                    f"{self.name}: merged=True of its self_attention needs a context, got none; "
+                    "call block(x, context)"
+                )
+            return
         if self.cross_attention is not None and context is None:
             raise ValueError(
                 f"{self.name}: cross_attention=True needs a context, got none; "

@@ -16,6 +16,9 @@ Config: TypeAlias = dict[str, Any]
 # Keyword arguments of a call.
 Arguments: TypeAlias = dict[str, Any]
 
+# How far a query sees: keys less than so many positions away, on both sides or (before, after).
+Window: TypeAlias = int | tuple[int, int]
+
 Initializer: TypeAlias = str | Config | keras.Initializer
 Activation: TypeAlias = str | Config | Callable[[Tensor], Tensor]
 DType: TypeAlias = str | Config | keras.DTypePolicy | None

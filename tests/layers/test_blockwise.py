@@ -62,7 +62,7 @@ def long_spans(*arguments):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @both_directions
-@pytest.mark.parametrize("window", [None, 1, 2, 4, 100])
+@pytest.mark.parametrize("window", [None, 1, 2, 4, 100, (1, 3), (4, 2)])
 def test_spans_cover_every_visible_pair_and_no_more_than_they_must(blocks_of, size, causal, window):
     blocks_of(size)
     for queries, after in itertools.product((6, 7, 11), (0, 3)):

@@ -353,6 +353,12 @@ CASES = {
     "MultiHeadSelfAttention": Case(
         MultiHeadSelfAttention, {"causal": True, "dropout": 0.3, **HEADS, **PROJECTIONS}, (X,)
     ),
+    "MultiHeadSelfAttention, merged": Case(
+        MultiHeadSelfAttention,
+        {"causal": True, "merged": True, "dropout": 0.3, **HEADS},
+        (X,),
+        {"context": 2.0 * X[:, 1:], "context_mask": CONTEXT_MASK[:, : T - 1]},
+    ),
     "MultiHeadSelfAttention, masked": Case(
         MultiHeadSelfAttention,
         {"num_heads": 3, "use_bias": False},
@@ -549,9 +555,11 @@ def test_symbolic_equals_eager(case):
 def test_lengths_may_be_unknown(case):
     layer = case.make()
     inputs = [keras.Input((None, *x.shape[2:]), dtype=str(x.dtype)) for x in case.inputs]
-    y = layer(*case.positional(inputs), **case.functions)
-    model = keras.Model(inputs, y)
-    expected = layer(*case.positional(case.inputs), **case.functions)
+    required = {name: x for name, x in case.keywords.items() if name == "context"}
+    given = {name: keras.Input((None, *x.shape[2:])) for name, x in required.items()}
+    y = layer(*case.positional(inputs), **given, **case.functions)
+    model = keras.Model([*inputs, *given.values()], y)
+    expected = layer(*case.positional(case.inputs), **required, **case.functions)
     batch = 1 if case.layer is PositionalEncoding2D else None
     if case.layer in (OuterProductMean, PairEmbedding):  # both axes of pairs are one of the input
         wanted = tuple(layer.compute_output_shape(*(x.shape for x in inputs)))
@@ -566,7 +574,8 @@ def test_lengths_may_be_unknown(case):
         else (batch, length, *expected.shape[2:])
     )
     # As the same sums in another order.
-    assert_close(model.predict(list(case.inputs), verbose=0), expected, 1e-5)
+    arrays = [*case.inputs, *required.values()]
+    assert_close(model.predict(arrays, verbose=0), expected, 1e-5)
 
 
 # What other layers consist of is compiled inside a block, and by tests of its own.

@@ -31,6 +31,7 @@ CASES = {
     "one bias for all heads": {"bias": rng.normal(size=(B, 1, 1, T)).astype("float32")},
     "window": {"window": 3, "causal": True},
     "both sides": {"window": 2},
+    "more before than after": {"window": (3, 2)},
 }
 # Sums of seven float32 terms of size 3, three times one after another.
 FLOAT32 = 3e-6
@@ -82,7 +83,8 @@ def reference(kept, upstream, query, key, value, mask=None, bias=None, causal=Fa
     seen = np.ones((B, H, T, T), bool) if mask is None else np.broadcast_to(mask, (B, H, T, T))
     seen = seen & (distances <= 0) if causal else seen
     if window is not None:
-        seen = seen & (np.abs(distances) < window)
+        before, after = window if isinstance(window, tuple) else (window, window)
+        seen = seen & (-before < distances) & (distances < after)
     scores = query @ key.swapaxes(2, 3) / np.sqrt(K) + (0 if bias is None else bias)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True)) * seen
     weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)

@@ -57,6 +57,7 @@ CASES = {
     "causal, bias and left": {"bias": BIAS, "mask": LEFT[:, None, None], "causal": True},
     "causal window": {"causal": True, "window": 3},
     "window": {"window": 3},
+    "more before than after": {"window": (3, 2)},
     "causal window and right": {"causal": True, "window": 3, "mask": RIGHT[:, None, None]},
     "causal window and bias": {"causal": True, "window": 3, "bias": BIAS},
 }

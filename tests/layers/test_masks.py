@@ -19,6 +19,8 @@ T, F = True, False
         ((2, 5, 2), True, 2, [[F, T, T, F, F], [F, F, T, T, F]]),
         ((3, 4, 0), False, 2, [[T, T, F, F], [T, T, T, F], [F, T, T, T]]),
         ((2, 3, 0), False, 1, [[T, F, F], [F, T, F]]),
+        ((3, 4, 0), False, (1, 3), [[T, T, T, F], [F, T, T, T], [F, F, T, T]]),
+        ((3, 4, 0), False, (2, 1), [[T, F, F, F], [T, T, F, F], [F, T, T, F]]),
     ],
 )
 def test_causality_and_windows_by_hand(lengths, causal, window, expected):

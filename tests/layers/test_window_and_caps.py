@@ -69,6 +69,16 @@ def test_a_window(x, causal, heads, window):
     assert_equals_reference(x, {**heads, "causal": causal, "window": window})
 
 
+@every_head
+@pytest.mark.parametrize("window", [(1, 1), (3, 2), (1, T), [100, 2]])
+def test_a_window_with_other_distances_before_and_after(x, heads, window):
+    layer, _ = assert_equals_reference(x, {**heads, "window": tuple(window)})
+    again = MultiHeadSelfAttention.from_config({**layer.get_config(), "window": list(window)})
+    assert again.window == tuple(window)
+    options = {**heads, "window": tuple(window)}
+    assert_equals_reference(x, options, mask=MASK, attention_mask=PAIRS)
+
+
 @both_directions
 @pytest.mark.parametrize("window", [1, 3])
 def test_a_window_and_masks(x, causal, window):
@@ -107,8 +117,18 @@ def test_lengths_may_be_unknown(x, causal, mode):
 
 @pytest.mark.parametrize("window", [0, -1])
 def test_an_impossible_window_is_refused(window):
-    with pytest.raises(ValueError, match=f"window must be at least 1, got {window}"):
-        MultiHeadSelfAttention(2, window=window)
+    for given in (window, (2, window), (window, 2)):
+        with pytest.raises(ValueError, match=f"window must be at least 1, got {window}"):
+            MultiHeadSelfAttention(2, window=given)
+
+
+def test_a_pair_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"one or two integers, got \(1, 2, 3\)"):
+        MultiHeadSelfAttention(2, window=(1, 2, 3))
+    with pytest.raises(TypeError, match=r"window must be an integer, got 2\.0"):
+        MultiHeadSelfAttention(2, window=(1, 2.0))
+    with pytest.raises(ValueError, match=r"an integer with causal=True, got \(3, 1\)"):
+        MultiHeadSelfAttention(2, causal=True, window=(3, 1))
 
 
 # Soft cap

@@ -123,7 +123,8 @@ def smooth_block(
         inputs = [getattr(attention, name) for name in names if hasattr(attention, name)]
         if is_shared:
             inputs.append(feed_forward.inner)
-        if isinstance(attention.position, separate):
+        # Keys and values of a context have the same kernels, but another norm.
+        if isinstance(attention.position, separate) and not attention.merged:
             _with_norm(block.self_attention_residual, inputs, scale)
     if isinstance(attention, MultiHeadSelfAttention) and isinstance(
         attention.position, separate | DisentangledPositionEmbedding

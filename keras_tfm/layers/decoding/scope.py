@@ -27,7 +27,7 @@ from keras_tfm.layers.decoding.visibility import (
 )
 from keras_tfm.layers.positions.coordinates import Span, check_positions
 from keras_tfm.layers.target import current_target
-from keras_tfm.layers.types import Size, Tensor
+from keras_tfm.layers.types import Size, Tensor, Window
 
 # The innermost open scope; None outside of scopes.
 current_scope: ContextVar["DecodingScope | None"] = ContextVar("decoding_scope", default=None)
@@ -123,6 +123,7 @@ class DecodingScope:
         self._growing: list[str] = []
         self._written: Cache | None = None
         self._visible: dict[tuple[object, ...], Visible] = {}
+        self._with_context: dict[tuple[object, ...], tuple[Visible, Size, Visible]] = {}
         self._spans: dict[tuple[object, ...], Span] = {}
         # By `id` of the mask; the mask is stored too, so that its id is not reused.
         self._masks: dict[int, tuple[Tensor, Tensor]] = {}
@@ -239,7 +240,7 @@ class DecodingScope:
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
-        window: int | None = None,
+        window: Window | None = None,
         joined: bool = False,
     ) -> Extended:
         """Adds new keys and values at `position`; returns what the queries attend to.
@@ -323,7 +324,9 @@ class DecodingScope:
         column = self.position if self.branches is None else _known_integer(self.branches.column)
         return column + prefix
 
-    def _see(self, length: Size, mask: Tensor | None, window: int | None, joined: bool) -> Visible:
+    def _see(
+        self, length: Size, mask: Tensor | None, window: Window | None, joined: bool
+    ) -> Visible:
         """What the step's tokens see; computed once and shared by layers with the same view."""
         known = length if isinstance(length, int) else None
         key = (known, id(mask), window, joined, self._prefix)
@@ -344,6 +347,13 @@ class DecodingScope:
         )
         self._visible[key] = result
         return result
+
+    def see_context(self, visible: Visible, mask: Tensor | None, count: Size) -> Visible:
+        """`visible.with_context(mask, count)`, computed once and shared by layers."""
+        key = (id(visible), id(mask), count if isinstance(count, int) else id(count))
+        if key not in self._with_context:  # with what must not be collected
+            self._with_context[key] = (visible, count, visible.with_context(mask, count))
+        return self._with_context[key][-1]
 
     def columns(self, length: Size) -> Span:
         """The columns of `length` tokens of this step: positions that count the padding."""

@@ -7,7 +7,7 @@ from keras import ops
 from keras_tfm.layers.decoding.cache import Entry
 from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.positions.coordinates import Positions, Span, as_tensor
-from keras_tfm.layers.types import Size, Tensor
+from keras_tfm.layers.types import Size, Tensor, Window
 
 
 class Branches(NamedTuple):
@@ -70,6 +70,22 @@ class Visible(NamedTuple):
         here = ops.take(attention_mask, as_tensor(self.positions.key), axis=-1)
         return self._replace(mask=ops.logical_and(self.mask, here)).with_penalty(sees_itself=False)
 
+    def with_context(self, context_mask: Tensor | None, count: Size) -> "Visible":
+        """Followed by the `count` columns of a context, whose tokens are seen by every query.
+
+        Args:
+            context_mask: (B, S), boolean, True = token, False = padding; None: all are tokens.
+            count: int or int32 scalar tensor, S.
+        """
+        own = self.mask
+        if context_mask is None:
+            seen = ops.ones((*ops.shape(own)[:-1], count), "bool")
+        else:
+            own = _of_rows(own, ops.shape(context_mask)[0])
+            seen = ops.broadcast_to(ops.expand_dims(context_mask, 1), (*ops.shape(own)[:-1], count))
+        both = ops.concatenate([own, seen], axis=-1)
+        return self._replace(mask=both).with_penalty(sees_itself=self.some is None)
+
     def with_penalty(self, sees_itself: bool) -> "Visible":
         """A copy with `penalty` and `some` computed from the mask."""
         seen = ops.cast(ops.expand_dims(self.mask, 1), "float32")
@@ -107,7 +123,7 @@ class Extended(NamedTuple):
 def visible(
     tokens: Span,
     capacity: int,
-    window: int | None,
+    window: Window | None,
     branches: Branches | None,
     cached_mask: Tensor | None,
     mask: Tensor | None,
@@ -147,7 +163,7 @@ def visible(
         if branches is not None:
             cached = ops.convert_to_tensor(branches.ancestors)
         if window is not None:
-            cached = ops.logical_and(cached, columns > start - window)
+            cached = ops.logical_and(cached, columns > start - masks.sides(window)[0])
     else:
         distances = Positions(tokens, keys).distances()
         sight: Tensor = masks.in_sight(distances, True, window)
@@ -191,7 +207,7 @@ def visible_context(mask: Tensor | None, positions: Positions, masked_score: flo
 def _visible_after_writing(
     tokens: Span,
     columns: Tensor,
-    window: int | None,
+    window: Window | None,
     mask: Tensor | None,
     padding: Tensor | None,
     masked_score: float,

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from keras_tfm.layers.jax.hashed_dropout import kept_values, row_numbers
+from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.blockwise import Block, spans
 from keras_tfm.layers.multi_head_attention.heads import scale_query
 from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
-from keras_tfm.layers.types import Tensor
+from keras_tfm.layers.types import Tensor, Window
 
 # The least number of queries in a block, and the largest number of blocks.
 ROWS = 256
@@ -24,7 +25,7 @@ class Settings(NamedTuple):
 
     rate: float
     causal: bool
-    window: int | None
+    window: Window | None
 
 
 def dropped_attention(
@@ -164,9 +165,7 @@ def _scores(
     if settings.causal or settings.window is not None:
         length, width = scores.shape[-2:]
         distances = jnp.arange(width) - jnp.arange(length)[:, None] - block.offset
-        sight = distances <= 0 if settings.causal else distances < settings.window
-        if settings.window is not None:
-            sight = sight & (distances > -settings.window)
+        sight = masks.in_sight(distances, settings.causal, settings.window)
         visible = sight if visible is None else visible & sight
     return scores if visible is None else jnp.where(visible, scores, HIDDEN)
 

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
-from keras_tfm.layers.types import Arguments, DType, Tensor
+from keras_tfm.layers.types import Arguments, DType, Tensor, Window
 
 # cuDNN's head sizes are multiples of this.
 WIDTH = 8
@@ -71,7 +72,7 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms
     """
     scale, mask, bias, causal, window = terms
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-    if mask is None and window is not None and causal and bias is None:
+    if mask is None and isinstance(window, int) and causal and bias is None:
         return jnp.swapaxes(
             _attend(query, key, value, scale=scale, causal=True, window=window), 1, 2
         )
@@ -216,7 +217,7 @@ def _added_bias(
     return jnp.broadcast_to(added, (*added.shape[:2], query.shape[1], key.shape[1]))
 
 
-def _window(length: int, window: int) -> Tensor:
-    """(1, 1, T, T): whether a key is less than `window` away from a query."""
-    index = jnp.arange(length)
-    return (jnp.abs(index[:, None] - index) < window)[None, None]
+def _window(length: int, window: Window) -> Tensor:
+    """(1, 1, T, T): whether a query sees a key in its window."""
+    sight: Tensor = masks.in_sight(masks.distances(length, length, 0), False, window)
+    return sight[None, None]

@@ -16,7 +16,7 @@ from keras_tfm.layers.multi_head_attention.heads import (
 )
 from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
 from keras_tfm.layers.target import current_target
-from keras_tfm.layers.types import DType, Tensor
+from keras_tfm.layers.types import DType, Tensor, Window
 
 
 def attention(
@@ -31,7 +31,7 @@ def attention(
     dropout: Callable[[Tensor], Tensor] | None = None,
     extra_scores: Tensor | None = None,
     extra_values: Callable[[Tensor], Tensor] | None = None,
-    window: int | None = None,
+    window: Window | None = None,
 ) -> Tensor:
     """Scaled dot-product attention, softmax(QK^T scale + bias) V.
 
@@ -58,8 +58,8 @@ def attention(
             queries and keys, before the soft cap.
         extra_values: function from the attention weights after dropout to a tensor that is added to
             the result (..., H, T, V).
-        window: int, query t sees only keys less than `window` away, in addition to `mask`. Requires
-            T = S.
+        window: int, query t sees only keys less than `window` away, in addition to `mask`; or a
+            pair, less than the first before it and less than the second after it. Requires T = S.
 
     Returns:
         (..., H, T, V) in the dtype of `value`. The softmax is taken in float32.

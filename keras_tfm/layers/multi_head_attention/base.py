@@ -40,7 +40,7 @@ from keras_tfm.layers.positions.attention_position import (
     serialize_position,
 )
 from keras_tfm.layers.positions.coordinates import Positions
-from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor
+from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor, Window
 
 PROJECTIONS = ("query", "key", "value", "output", "gate")
 
@@ -102,7 +102,7 @@ class MultiHeadAttention(RematerializedLayer):
         super().__init__(**kwargs)
         # Set by self-attention. Not class attributes: PyTorch would find those before a sublayer.
         self.causal = False
-        self.window: int | None = None
+        self.window: Window | None = None
         check_integer("num_heads", num_heads)
         check_integer("num_key_value_heads", num_key_value_heads, optional=True)
         if num_key_value_heads is not None and num_heads % num_key_value_heads:
@@ -194,6 +194,7 @@ class MultiHeadAttention(RematerializedLayer):
         `key_mask` is (..., S), `attention_mask` (..., T, S), both already checked. `attention_bias`
         is broadcastable to (..., H, T, S).
         """
+        causal, window = self._sight
         # Dropout draws one seed for all rows.
         if positions is None and current_probe.get() is None and not (self.dropout and training):
             rows = row_blocks(query, key)
@@ -205,7 +206,7 @@ class MultiHeadAttention(RematerializedLayer):
         if current_probe.get() is None and not self._stores_no_scores(
             query, key, value, (key_mask, attention_mask), attention_bias, training
         ):
-            cuts = blocks(query.shape[-2], key.shape[-2], self.causal, self.window)
+            cuts = blocks(query.shape[-2], key.shape[-2], causal, window)
         weights = self._weights(training)
         seed = self._position_seed(training)
         key_pairs = None if key_mask is None else masks.from_keys(key_mask)
@@ -216,9 +217,9 @@ class MultiHeadAttention(RematerializedLayer):
         ) -> Tensor:
             whole = block is WHOLE
             sight = None
-            if not whole and (self.causal or self.window is not None):
+            if not whole and (causal or window is not None):
                 distances = masks.distances(_length(query), _length(key), block.offset)
-                sight = masks.in_sight(distances, self.causal, self.window)
+                sight = masks.in_sight(distances, causal, window)
             rows, columns = block.rows, block.columns
             mask = masks.combine(
                 sight,
@@ -235,8 +236,8 @@ class MultiHeadAttention(RematerializedLayer):
                 bias=joined_bias(bias, terms.bias),
                 scale=scale,
                 soft_cap=self.soft_cap,
-                causal=whole and self.causal,
-                window=self.window if whole else None,
+                causal=whole and causal,
+                window=window if whole else None,
                 dropout=weights(mask, block.number),
                 extra_scores=terms.scores,
                 extra_values=terms.values,
@@ -259,7 +260,12 @@ class MultiHeadAttention(RematerializedLayer):
         dropout = DrawnDropout(self.dropout_layer, None) if self.dropout and training else None
         if not is_fused(query, key, value, self.soft_cap, dropout, None):
             return False
-        return stores_no_scores(query, key, given, self.window, dropout is not None)
+        return stores_no_scores(query, key, given, self._sight[1], dropout is not None)
+
+    @property
+    def _sight(self) -> tuple[bool, Window | None]:
+        """Causality and window, as far as a full pass computes them from positions."""
+        return self.causal, self.window
 
     def _position_seed(self, training: bool | None) -> Tensor | None:
         return self.position.draw() if self.position is not None and training else None

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import keras
 from keras import ops
 
-from keras_tfm.layers.types import Size, Tensor
+from keras_tfm.layers.multi_head_attention import masks
+from keras_tfm.layers.types import Size, Tensor, Window
 
 # Attention with fewer scores (T x S) than this is computed in one block.
 FEW = 2048 * 1024
@@ -47,7 +48,9 @@ class Block:
 WHOLE = Block(slice(None), slice(None))
 
 
-def blocks(query_length: Size, key_length: Size, causal: bool, window: int | None) -> list[Block]:
+def blocks(
+    query_length: Size, key_length: Size, causal: bool, window: Window | None
+) -> list[Block]:
     """Splits the attention of T queries to S keys into blocks.
 
     A single block is returned if the lengths are short or known only at run time. Otherwise each
@@ -63,7 +66,7 @@ def blocks(query_length: Size, key_length: Size, causal: bool, window: int | Non
 
 
 def spans(
-    query_length: int, key_length: int, size: int, causal: bool, window: int | None
+    query_length: int, key_length: int, size: int, causal: bool, window: Window | None
 ) -> list[Block]:
     """Splits T queries into blocks of `size`, each with the keys that the block sees.
 
@@ -78,8 +81,9 @@ def spans(
         if causal:
             end = min(end, last)
         if window is not None:
-            begin = min(max(0, first - window + 1), key_length - 1)
-            end = max(min(end, last + window - 1), begin + 1)
+            before, after = masks.sides(window)
+            begin = min(max(0, first - before + 1), key_length - 1)
+            end = max(min(end, last + after - 1), begin + 1)
         result.append(Block(slice(first, last), slice(begin, end), len(result)))
     return result
 

@@ -10,7 +10,7 @@ from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.heads import swap
 from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
 from keras_tfm.layers.target import current_target
-from keras_tfm.layers.types import DType, Tensor
+from keras_tfm.layers.types import DType, Tensor, Window
 
 # A mask of more values (B, T, S) is cut into blocks: half a GiB in bfloat16.
 LARGE = 2**28
@@ -48,7 +48,7 @@ def stores_no_scores(
     query: Tensor,
     key: Tensor,
     given: tuple[Tensor | None, ...],
-    window: int | None,
+    window: Window | None,
     is_dropped: bool,
 ) -> bool:
     """Whether the memory of `fused_attention` grows with T and S instead of T x S.
@@ -59,7 +59,7 @@ def stores_no_scores(
         query: (B, H, T, K), for which `is_fused` holds.
         key: (B, G, S, K).
         given: tuple of masks, those of keys and of pairs; each is optional (None).
-        window: int, window of the attention; optional.
+        window: int or pair, window of the attention; optional.
         is_dropped: bool, whether the attention weights are dropped out.
     """
     backend = keras.backend.backend()

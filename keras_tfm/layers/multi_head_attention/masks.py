@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.keras_internals import in_symbolic_scope
-from keras_tfm.layers.types import DType, Shape, Size, Tensor
+from keras_tfm.layers.types import DType, Shape, Size, Tensor, Window
 
 
 def as_boolean(mask: Tensor, name: str) -> Tensor:
@@ -92,26 +92,35 @@ def key_mask(name: str, mask: Tensor | None, keys: Tensor) -> Tensor | None:
     return mask
 
 
-def visible(length: Size, causal: bool, window: int | None) -> Tensor | None:
+def visible(length: Size, causal: bool, window: Window | None) -> Tensor | None:
     """The mask (T, T) of causality and window among T positions, or None if there is neither."""
     if not causal and window is None:
         return None
     return in_sight(distances(length, length, 0), causal, window)
 
 
-def in_sight(distances: Tensor, causal: bool, window: int | None) -> Tensor | None:
+def in_sight(distances: Tensor, causal: bool, window: Window | None) -> Tensor | None:
     """The mask (T, S) of causality and window, or None if neither hides a key.
 
     Args:
         distances: (T, S), the key's index minus the query's.
         causal: bool, hide keys after the query.
-        window: int, hide keys at this distance or further; optional.
+        window: int, hide keys at this distance or further; or a pair, those at the first distance
+            or further before the query, and at the second after it; optional.
     """
+    if window is None:
+        return ops.less_equal(distances, 0) if causal else None
+    before, after = sides(window)
     return combine(
         ops.less_equal(distances, 0) if causal else None,
-        None if window is None else ops.greater(distances, -window),
-        None if window is None or causal else ops.less(distances, window),
+        ops.greater(distances, -before),
+        None if causal else ops.less(distances, after),
     )
+
+
+def sides(window: Window) -> tuple[int, int]:
+    """The distances, before and after a query, from which on it sees no key."""
+    return window if isinstance(window, tuple) else (window, window)
 
 
 def combine(*masks: Tensor | None) -> Tensor | None:
@@ -178,14 +187,14 @@ class ScoreTerms(NamedTuple):
         mask: boolean, broadcastable to (B, H, T, S), True = attend; optional.
         bias: float, broadcastable to (B, H, T, S); optional.
         causal: bool, whether query t sees only keys 0 to t. Requires T = S.
-        window: int, query t sees only keys less than `window` away. Requires T = S; optional.
+        window: int or pair, see `in_sight`. Requires T = S; optional.
     """
 
     scale: float
     mask: Tensor | None = None
     bias: Tensor | None = None
     causal: bool = False
-    window: int | None = None
+    window: Window | None = None
 
     def whole_mask(self, length: Size) -> Tensor | None:
         """Mask, causality and window among T positions as one mask; None if all keys are seen."""

@@ -8,7 +8,14 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.keras_internals import layout_of
 from keras_tfm.layers.arguments import check_sequence
-from keras_tfm.layers.decoding.cache import as_cached, heads_and_columns, key_of
+from keras_tfm.layers.decoding.cache import (
+    Entry,
+    as_cached,
+    heads_and_columns,
+    key_of,
+    make_entry,
+    value_of,
+)
 from keras_tfm.layers.decoding.scope import columns_of, current_scope, positions_of
 from keras_tfm.layers.decoding.visibility import Extended, Visible
 from keras_tfm.layers.finite_padding import finite_padding
@@ -21,7 +28,7 @@ from keras_tfm.layers.multi_head_attention.stepped_attention import stepped_atte
 from keras_tfm.layers.positions.attention_position import AttentionPosition, PositionTerms
 from keras_tfm.layers.positions.coordinates import Positions, as_tensor
 from keras_tfm.layers.target import current_target
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Config, Shape, Size, Tensor, Window
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -36,13 +43,17 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         causal: bool, whether a position sees only itself and earlier positions.
         position: `AttentionPosition`, adds positions to attention, such as `RotaryEmbedding()`.
         window: int, a position sees only positions less than `window` away (sliding window,
-            arXiv:2004.05150). Default: no window.
+            arXiv:2004.05150); or a pair, without `causal`: less than the first before it, and less
+            than the second after it. Default: no window.
         tied_values: bool, whether keys and values are one projection: values are the keys before
             `key_norm` and before they are rotated (Gemma 4).
         key_value: str, where keys and values are from. "own" (default): they are projected from
             `x`, or `key`. "returned": likewise, and the layer returns them, too, for layers with
             "given", which have no projections of keys and values, and no KV cache: sharing across
             layers, as in Gemma 4 (arXiv:2405.12981). Only with `causal`.
+        merged: bool, whether queries also see the tokens of a context, in the same softmax, with
+            keys and values from the same projections, and without positions (merged attention of
+            T5Gemma 2, arXiv:2512.14856).
         **kwargs: the other arguments of `MultiHeadAttention`.
 
     Call arguments:
@@ -61,6 +72,10 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             `DecodingScope`.
         keys, values: (..., T, G K) and (..., T, G V), what a layer with the same window returned,
             with `key_value="given"`.
+        context: (..., S, D), with `merged=True`. The masks and the bias of pairs are for `x` alone:
+            every token sees the whole context.
+        context_mask: (..., S), boolean, True = token, False = padding. Default: the mask that
+            `context` carries.
         x_mask: boolean, the mask that `x` carries; filled in by Keras when a call has several
             tensors.
 
@@ -68,7 +83,8 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         Float tensor (..., T, D). A query that sees no key gets only the output bias. With
         `key_value="returned"` a tuple of it, the keys (..., T, G K) and the values (..., T, G V).
 
-    Inside a `DecodingScope` a causal layer stores its keys and values in the scope's KV cache.
+    Inside a `DecodingScope` a causal layer stores its keys and values in the scope's KV cache. A
+    context is projected in the first step only.
     Above two million scores per head, if the lengths are known when the graph is made, attention is
     computed in blocks that the backward pass recomputes: memory grows with T instead of T^2.
 
@@ -86,18 +102,33 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         num_heads: int,
         causal: bool = False,
         position: AttentionPosition | None = None,
-        window: int | None = None,
+        window: Window | None = None,
         tied_values: bool = False,
         key_value: str = "own",
+        merged: bool = False,
         **kwargs: Any,
     ):
         super().__init__(num_heads, position=position, **kwargs)
-        check_integer("window", window, optional=True)
         self.causal = causal
-        self.window = window
+        self.window = self._checked_window(window)
         self.tied_values = tied_values
         self.key_value = key_value
+        self.merged = merged
         self._check_sharing()
+
+    def _checked_window(self, window: Any) -> Window | None:
+        if not isinstance(window, list | tuple):
+            check_integer("window", window, optional=True)
+            return window
+        if self.causal:
+            raise ValueError(
+                f"{self.name}: window must be an integer with causal=True, got {window}"
+            )
+        if len(window) != 2:
+            raise ValueError(f"{self.name}: window must be one or two integers, got {window}")
+        for distance in window:
+            check_integer("window", distance)
+        return window[0], window[1]
 
     def _check_sharing(self) -> None:
         if self.key_value not in ("own", "returned", "given"):
@@ -114,6 +145,11 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             raise ValueError(
                 f"{self.name}: key_norm, value_norm and tied_values are those of the layer with "
                 'key_value="returned"'
+            )
+        if self.merged and (self.key_value != "own" or self._adds_terms):
+            raise ValueError(
+                f'{self.name}: merged=True needs key_value="own" and a position part that only '
+                "rotates"
             )
         if self.tied_values and self.value_dim not in (None, self.head_dim):
             raise ValueError(
@@ -132,7 +168,8 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         if self.key_value == "given":
             del widths["key"], widths["value"]
         biased = self._biased & widths.keys()
-        self._is_fused = len(widths) > 1 and len(biased) in (0, len(widths))
+        # A context has no queries: a part of a fused kernel would be stored twice in files.
+        self._is_fused = len(widths) > 1 and len(biased) in (0, len(widths)) and not self.merged
         if self._is_fused:
             self.query_key_value = self._dense(
                 "query_key_value", sum(widths.values()), use_bias=bool(biased)
@@ -154,6 +191,8 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         positions: Tensor | None = None,
         keys: Tensor | None = None,
         values: Tensor | None = None,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
         x_mask: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
@@ -164,6 +203,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
                 f"{self.name}: keys and values are "
                 + ('required with key_value="given"' if is_given else 'for key_value="given"')
             )
+        self._check_context(x, context)
         mask = x_mask if mask is None else mask
         scope = current_scope.get()
         if mask is not None:
@@ -195,16 +235,98 @@ class MultiHeadSelfAttention(MultiHeadAttention):
                 scope.share(keys, step)
         if step is not None:
             mask = step.mask
+        other = None if context is None else self._cached_context(context, context_mask)
         if step is not None and step.entry is not None:
-            y = self._step(q, k, v, step, attention_mask, attention_bias, where, training)
+            y = self._step(q, k, v, step, attention_mask, attention_bias, where, training, other)
         else:
             pairs = self._check_pairs(attention_mask, attention_bias, x, x.shape[-2])
-            y = self._attend(q, k, v, mask, *pairs, where, training)
+            if other is None:
+                y = self._attend(q, k, v, mask, *pairs, where, training)
+            else:
+                merged = self._merge(k, v, mask, *pairs, *other)
+                y = self._attend(q, *merged, where, training)
         y = merge_heads(y)
         if self.gate:
             y = y * ops.sigmoid(self.gate_projection(x))
         y = self.output_projection(y)
         return (y, keys, values) if self.key_value == "returned" else y
+
+    def _check_context(self, x: Tensor, context: Tensor | None) -> None:
+        if self.merged != (context is not None):
+            raise ValueError(
+                f"{self.name}: a context is "
+                + ("required with merged=True" if self.merged else "for merged=True")
+            )
+        if context is not None:
+            expected = (*x.shape[:-2], context.shape[-2], x.shape[-1])
+            masks.check_shape(context, "context", expected, "(..., S, D)")
+
+    def _cached_context(self, context: Tensor, mask: Tensor | None) -> tuple[Entry, Tensor | None]:
+        """Keys and values of a context, a cache entry, and its mask (..., S).
+
+        Outside of a `DecodingScope` the entry is made in every call.
+        """
+        mask = masks.key_mask("context_mask", mask, context)
+
+        def project() -> tuple[Tensor, Tensor]:
+            x = finite_padding(context, mask)
+            key = split_heads(self._project_key(x), self._groups)
+            value = split_heads(self._project_value(x), self._groups)
+            if self.key_norm is not None:
+                key = normalize_heads(self.key_norm, key)
+            if self.value_norm is not None:
+                value = normalize_heads(self.value_norm, value)
+            return as_cached(key), as_cached(value)
+
+        scope = current_scope.get()
+        if scope is None or not self.causal:
+            return make_entry(*project(), transposed=False), mask
+        return scope.recall(self.context_name, mask, project)
+
+    @property
+    def context_name(self) -> str:
+        """The name of the cache entries of a context."""
+        return f"{self.name}_context"
+
+    def _merge(
+        self,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        attention_mask: Tensor | None,
+        attention_bias: Tensor | None,
+        entry: Entry,
+        context_mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Keys, values, and what hides them or is added to their scores, followed by a context's.
+
+        Of T keys and S of the context: (..., G, T + S, K), (..., G, T + S, V), and if needed the
+        masks (..., T + S) and (..., T, T + S), and the bias (..., H, T, T + S).
+        """
+        keys, values = key_of(entry), value_of(entry)
+        length, more = (ops.shape(x)[-2] for x in (key, keys))
+        if mask is not None or context_mask is not None:
+            leading = ops.shape(key)[:-3]
+            mask, context_mask = (
+                ops.ones((*leading, count), "bool") if x is None else x
+                for x, count in ((mask, length), (context_mask, more))
+            )
+            mask = ops.concatenate([mask, context_mask], axis=-1)
+        sight = masks.visible(length, self.causal, self.window)
+        attention_mask = masks.combine(sight, attention_mask)
+        if attention_mask is not None:
+            whole = ops.ones((*ops.shape(attention_mask)[:-1], more), "bool")
+            attention_mask = ops.concatenate([attention_mask, whole], axis=-1)
+        if attention_bias is not None:
+            attention_bias = _with_zeros(attention_bias, more)
+        key = ops.concatenate([key, ops.cast(keys, key.dtype)], axis=-2)
+        value = ops.concatenate([value, ops.cast(values, value.dtype)], axis=-2)
+        return key, value, mask, attention_mask, attention_bias
+
+    @property
+    def _sight(self) -> tuple[bool, Window | None]:
+        # The mask of pairs has them already, and no context.
+        return (False, None) if self.merged else super()._sight
 
     def _step(
         self,
@@ -216,10 +338,12 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         attention_bias: Tensor | None,
         positions: Positions | None,
         training: bool | None,
+        other: tuple[Entry, Tensor | None] | None,
     ) -> Tensor:
         """Attention to the cache and to the step's own tokens: (B, H, T, V).
 
         The last axis of the mask (B, T, S) and of the bias (B | 1, H | 1, T, S) is the position.
+        `other` is a context that the queries see, too, and its mask.
         """
         entry, visible = step.entry, step.visible
         assert entry is not None and visible is not None
@@ -227,6 +351,15 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             visible, attention_bias = self._over_cache(
                 step, attention_mask, attention_bias, query.shape
             )
+        context = None
+        if other is not None:
+            context, context_mask = other
+            count = heads_and_columns(context)[1]
+            scope = current_scope.get()
+            assert scope is not None
+            visible = scope.see_context(visible, context_mask, count)
+            if attention_bias is not None:
+                attention_bias = _with_zeros(attention_bias, count)
         scale, terms = self._scale, PositionTerms()
         if self._adds_terms:
             assert positions is not None
@@ -254,6 +387,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             weights=self._weights(training)(ops.expand_dims(visible.mask, 1), 0)
             if current_probe.get() is not None or training
             else None,
+            context=context,
         )
 
     def _key_positions(self, query: Tensor, visible: Visible) -> Tensor:
@@ -406,4 +540,11 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             "window": self.window,
             "tied_values": self.tied_values,
             "key_value": self.key_value,
+            "merged": self.merged,
         }
+
+
+def _with_zeros(bias: Tensor, count: Size) -> Tensor:
+    """A bias of scores (..., S) with `count` zeros more."""
+    zeros = ops.zeros((*ops.shape(bias)[:-1], count), bias.dtype)
+    return ops.concatenate([bias, zeros], axis=-1)

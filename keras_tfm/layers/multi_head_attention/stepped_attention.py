@@ -13,7 +13,7 @@ from keras_tfm.layers.multi_head_attention.heads import (
     ungroup_heads,
 )
 from keras_tfm.layers.positions.attention_position import PositionTerms
-from keras_tfm.layers.types import Tensor
+from keras_tfm.layers.types import Size, Tensor
 
 
 def stepped_attention(
@@ -26,6 +26,7 @@ def stepped_attention(
     soft_cap: float | None = None,
     terms: PositionTerms | None = None,
     weights: Callable[[Tensor], Tensor] | None = None,
+    context: Entry | None = None,
 ) -> Tensor:
     """softmax([Q K_cache^T, Q K_new^T] + bias) [V_cache; V_new], without concatenating keys.
 
@@ -44,26 +45,32 @@ def stepped_attention(
         soft_cap: float, c in c tanh(score / c), applied before the bias. Default: no cap.
         terms: `PositionTerms` of the position part, (B, H, T, S + N).
         weights: function applied to the attention weights (B, H, T, S + N): dropout, a probe.
+        context: cache entry of other keys and values, which the queries see, too. Its columns come
+            last, in `visible`, `terms` and `weights` as well; optional.
 
     Returns:
         (B, H, T, V) in the dtype of `value`, without values in that of `query`.
     """
     own, terms = visible.own, terms or PositionTerms()
     dtype, heads = query.dtype if value is None else value.dtype, query.shape[1]
-    groups, columns = heads_and_columns(entry)
+    groups = heads_and_columns(entry)[0]
     query = scale_query(query, query.shape[-1] ** -0.5 if scale is None else scale)
     # The rows of a group: all queries of its first head, then all of the second, and so on.
     rows = group_heads(query, groups)
     if own and query.shape[2] != 1 and heads != groups:
         key, value = (ops.tile(x, (1, 1, heads // groups, 1)) for x in (key, value))
-    scores = products(rows, entry)
+    scores = [products(rows, entry)]
     if not visible.write_first:
         if own:
             product = ops.cast(rows, "float32") * ops.cast(key, "float32")
             new = ops.sum(product, axis=-1, keepdims=True)
         else:
             new = ops.matmul(rows, swap(ops.cast(key, rows.dtype), -1, -2))
-        scores = ops.concatenate([scores, ops.cast(new, "float32")], axis=-1)
+        scores.append(ops.cast(new, "float32"))
+    if context is not None:
+        scores.append(products(rows, context))
+    counts = [x.shape[-1] or ops.shape(x)[-1] for x in scores]
+    scores = scores[0] if len(scores) == 1 else ops.concatenate(scores, axis=-1)
 
     # The heads of a group can stay rows, unless a term or a function needs heads.
     by_head = any(x is not None for x in (weights, *terms))
@@ -87,13 +94,24 @@ def stepped_attention(
     if by_head:
         chosen = group_heads(chosen, groups)
 
-    if visible.write_first:
-        output = weighted_values(chosen, entry)
-    else:
-        output = weighted_values(chosen[..., :columns], entry)
-        last = chosen[..., columns:]
-        output = output + (last * value if own else ops.matmul(last, value))
+    parts = _split(chosen, counts)
+    output = weighted_values(parts[0], entry)
+    if not visible.write_first:
+        output = output + (parts[1] * value if own else ops.matmul(parts[1], value))
+    if context is not None:
+        output = output + weighted_values(parts[-1], context)
     output = ungroup_heads(output, heads, query)
     if extra is not None:
         output = output + extra
     return output if visible.some is None else output * ops.cast(visible.some, dtype)
+
+
+def _split(x: Tensor, counts: list[Size]) -> list[Tensor]:
+    """Parts of `counts` columns of (..., S)."""
+    if len(counts) == 1:
+        return [x]
+    parts, first = [], counts[0]
+    for count in counts[1:-1]:
+        parts.append(x[..., first : first + count])
+        first = first + count
+    return [x[..., : counts[0]], *parts, x[..., first:]]
