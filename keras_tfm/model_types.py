@@ -270,6 +270,18 @@ MODEL_TYPES = (
         "clip_text_model", "CLIP (texts)", "vision.clip:CLIP_TEXT", "clip_text", "images and texts",
     ),
     ModelType(
+        "siglip", "SigLIP, SigLIP 2", "vision.siglip:SIGLIP", "siglip", "images and texts",
+        padding="`pad_id`, which attention sees",
+    ),
+    ModelType(
+        "siglip_vision_model", "SigLIP (images)", "vision.siglip:SIGLIP_IMAGE", "siglip_image",
+        "images and texts",
+    ),
+    ModelType(
+        "siglip_text_model", "SigLIP (texts)", "vision.siglip:SIGLIP_TEXT", "siglip_text",
+        "images and texts", padding="`pad_id`, which attention sees",
+    ),
+    ModelType(
         "lxmert", "LXMERT", "gallery.lxmert:LXMERT", "lxmert", "images and texts", padding="0",
         vocabularies={"": 30522},
     ),

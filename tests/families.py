@@ -80,6 +80,9 @@ def own_options():
             "frozen_batch_norm": False, "auxiliary_outputs": True,
         },
         "clip": {"image": sizes, "text": {**sizes, "dim": 2 * dim}},
+        # transformers pads no texts: `LENGTH` of saved_folders.py.
+        "siglip": {"image": sizes, "text": {**sizes, "dim": 2 * dim}, "max_length": 9},
+        "siglip_text_model": {"max_length": 9},
         "dalle": {
             "text_vocabulary_size": 11, "image_vocabulary_size": 4, "text_length": 2,
             "grid": (2, 3), "kernel_size": 3, "masks": ["row", "convolution"],

@@ -27,12 +27,13 @@ def randomize(layer, seed=0):
             "value_table",
             "segments",
             "tokens",
+            "probe",
             *("text", "rows", "columns"),
         ):
             values = rng.normal(scale=weight.shape[1] ** -0.5, size=weight.shape)
         elif kind in ("gamma", "scale", "beta", "bias"):
             values = rng.normal(loc=kind in ("gamma", "scale"), scale=0.3, size=weight.shape)
-        elif kind in ("queries", "moving_mean", "logit_scale"):
+        elif kind in ("queries", "moving_mean", "logit_scale", "logit_bias"):
             values = rng.normal(size=weight.shape)
         elif kind in ("moving_variance", "temperature"):
             values = rng.uniform(0.5, 1.5, size=weight.shape)

@@ -71,6 +71,9 @@ OPTIONS = {
     "detr, frozen": {"frozen_batch_norm": True},
     "depth_anything, metric": {"metric": True, "max_depth": 20.0},
     "resnet, bottleneck": {"bottleneck": True},
+    "siglip_vision_model, without pooling": {
+        "pooling": False, "architecture": "SiglipVisionModel", "image_size": 13,
+    },
 }  # fmt: skip
 
 
@@ -191,9 +194,12 @@ def outputs_of(model, inputs):
         "text_embedding": "text_embeds",
     }
     found = found if isinstance(found, dict) else {alone: found}
-    # transformers' outputs have neither the scale nor what LXMERT says of regions.
-    unknown = {"scale", "regions", "attributes", "region_features"}
+    # transformers' outputs have neither scale and bias nor what LXMERT says of regions.
+    unknown = {"scale", "bias", "regions", "attributes", "region_features"}
     arrays = {names.get(x, x): to_numpy(y) for x, y in found.items() if x not in unknown}
+    if "image_embeds" in arrays and "text_embeds" in arrays:
+        logits = to_numpy(found["scale"]) * (arrays["image_embeds"] @ arrays["text_embeds"].T)
+        arrays["logits_per_image"] = logits + to_numpy(found.get("bias", np.zeros(1)))
     if family in ("resnet", "dvae_encoder"):  # a grid, with channels last
         arrays = {name: x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for name, x in arrays.items()}
     return arrays

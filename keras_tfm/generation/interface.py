@@ -29,6 +29,7 @@ from keras_tfm.layers import (
     TokenEmbedding,
 )
 from keras_tfm.layers.audio.audio_layer import AudioLayer
+from keras_tfm.layers.embeddings.pad_tokens import PadTokens
 from keras_tfm.layers.embeddings.token_mask import TokenMask
 from keras_tfm.layers.types import Tensor
 from keras_tfm.models.encoder_decoders.shifted_source import SHIFTED
@@ -54,7 +55,7 @@ class Input:
         spec: the symbolic input, whose shape begins with that of the rows.
         vocabulary_size: int, number of ids, if an embedding reads the input.
         masked_id: int, the id that an embedding masks: `TokenEmbedding(mask_id=...)`, or 0 with
-            `mask_zero=True`, also of Keras's `Embedding`.
+            `mask_zero=True`, also of Keras's `Embedding`; or with which `PadTokens` pads.
         padding: str, where the padding id is padding, for an input in which it may be a token: one
             of the values of "padding" in a manifest, `TokenEmbedding(padding=...)`, or "by_id" for
             a classifier that reads the last token whose id is not the padding id, as that of
@@ -440,6 +441,8 @@ def _reading(operation: keras.Operation, place: int, is_last: bool) -> _Reading:
         return _Reading(operation.input_dim, 0 if operation.mask_zero else None)
     if isinstance(operation, SegmentEmbedding) and place > 0:
         return _Reading(operation.num_segments if place == 1 else None, is_segments=True)
+    if isinstance(operation, PadTokens):
+        return _Reading(operation.vocabulary_size, operation.pad_id)
     if isinstance(operation, EndTokenPooling) and is_last:
         return _Reading(end_id=operation.end_id)
     if isinstance(operation, AudioLayer):

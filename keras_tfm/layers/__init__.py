@@ -4,6 +4,7 @@ from keras_tfm.layers.activations import gelu_tanh, quick_gelu
 from keras_tfm.layers.audio.log_mel_spectrogram import LogMelSpectrogram
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.dropout import Dropout
+from keras_tfm.layers.embeddings.attention_pooling import AttentionPooling
 from keras_tfm.layers.embeddings.concatenate_prefix import ConcatenatePrefix
 from keras_tfm.layers.embeddings.end_token_pooling import EndTokenPooling
 from keras_tfm.layers.embeddings.ngram_encoding import NGramEncoding
@@ -71,6 +72,7 @@ from keras_tfm.layers.transformer_block import TransformerDecoderBlock, Transfor
 __all__ = [
     "ALiBi",
     "AttentionInputs",
+    "AttentionPooling",
     "AttentionPosition",
     "AttentionProbe",
     "CodebookEmbedding",

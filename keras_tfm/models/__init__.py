@@ -62,6 +62,8 @@ from keras_tfm.models.vision.clip_encoders import clip_image, clip_text
 from keras_tfm.models.vision.depth_anything import depth_anything
 from keras_tfm.models.vision.detr import detr, without_auxiliary_outputs
 from keras_tfm.models.vision.resnet import resnet
+from keras_tfm.models.vision.siglip import siglip
+from keras_tfm.models.vision.siglip_encoders import siglip_image, siglip_text
 from keras_tfm.models.vision.vit import vit
 from keras_tfm.models.with_dtype import with_dtype
 
@@ -122,6 +124,9 @@ __all__ = [
     "roberta",
     "sentence_embedding",
     "sequence_classifier",
+    "siglip",
+    "siglip_image",
+    "siglip_text",
     "smollm3",
     "t5",
     "t5gemma",

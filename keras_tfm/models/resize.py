@@ -11,6 +11,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.layers import PositionEmbedding, TokenEmbedding
+from keras_tfm.layers.embeddings.pad_tokens import PadTokens
 from keras_tfm.layers.types import Config
 from keras_tfm.models.identity import Marker, identity_of
 from keras_tfm.models.model import Model
@@ -106,7 +107,7 @@ def select_ids(model: keras.Model, kept: Sequence[int]) -> Model:
 
     def change(layer: Any, config: Config) -> dict[str, Any]:
         changed = {**_with_size(layer, config, len(kept))}
-        for name in ("mask_id", "end_id"):
+        for name in ("mask_id", "end_id", "pad_id"):
             if config.get(name) is not None:
                 changed[name] = new.get(config[name], config[name])  # -1 is no id
         return changed
@@ -143,7 +144,7 @@ def _arguments_of(model: keras.Model) -> Mapping[str, Any]:
 
 def _with_size(layer: Any, config: Config, size: int) -> Config:
     """The configuration of a layer, with another number of ids if it has a row for each."""
-    if isinstance(layer, TokenEmbedding):
+    if isinstance(layer, TokenEmbedding | PadTokens):
         return {**config, "vocabulary_size": size}
     if isinstance(layer, keras.layers.Dense) and layer.name == "output":
         return {**config, "units": size}
@@ -187,6 +188,8 @@ def resize_positions(model: keras.Model, max_length: int) -> Model:
         fields["max_distance"] = given["max_length"]
 
     def change(layer: Any, config: Config) -> dict[str, Any]:
+        if isinstance(layer, PadTokens):
+            return {**config, "length": max_length}
         return {**config, "max_length": max_length} if layer.name in tables else config
 
     return _copy(model, fields, change, lambda rows: np.zeros_like(rows[0]))

@@ -14,6 +14,7 @@ from keras_weights import randomize
 import keras_tfm.layers
 from keras_tfm.layers import (
     ALiBi,
+    AttentionPooling,
     AttentionPosition,
     CodebookEmbedding,
     ColumnMask,
@@ -293,6 +294,18 @@ CASES = {
         for kind, separate in (("one norm", False), ("two norms", True))
     },
     "SequencePooling": Case(SequencePooling, {"mode": "weighted_mean"}, (X,)),
+    "AttentionPooling": Case(
+        AttentionPooling,
+        {
+            "num_heads": 3,
+            "intermediate_dim": 7,
+            "activation": "silu",
+            "dropout": 0.3,
+            "layer_norm_epsilon": 1e-3,
+            **PROJECTIONS,
+        },
+        (X,),
+    ),
     "EndTokenPooling": Case(EndTokenPooling, {"end_id": int(IDS[0, 2])}, (X, IDS)),
     "MSARowAttention": Case(
         MSARowAttention,
@@ -570,7 +583,7 @@ def test_lengths_may_be_unknown(case):
     length = expected.shape[1] if fixed else None
     assert y.shape == (
         (None, D)
-        if case.layer in (SequencePooling, EndTokenPooling)
+        if case.layer in (AttentionPooling, SequencePooling, EndTokenPooling)
         else (batch, length, *expected.shape[2:])
     )
     # As the same sums in another order.

@@ -17,7 +17,8 @@ _IGNORED = (r"(.*\.)?embeddings\.position_ids",)
 _LARGEST = 2
 
 
-def _blocks(tower: str, prefix: str) -> tuple[Row, ...]:
+def block_rows(tower: str, prefix: str) -> tuple[Row, ...]:
+    """The rows of the blocks of the encoder "image" or "text"."""
     ours, theirs = f"{tower}_encoder_{{i}}", f"{prefix}encoder.layers.{{i}}"
     names = (f"{theirs}.self_attn.{x}_proj" for x in ("q", "k", "v"))
     return (
@@ -37,7 +38,7 @@ def _image_rows(dim: int, prefix: str = "") -> tuple[Row, ...]:
         Row("image_prefix/tokens", (f"{embeddings}.class_embedding",), token),
         Row("image_positions/positions", (f"{embeddings}.position_embedding.weight",)),
         *norm("image_embedding_norm", f"{prefix}pre_layrnorm"),
-        *_blocks("image", prefix),
+        *block_rows("image", prefix),
         *norm("image_final_norm", f"{prefix}post_layernorm"),
         *dense("image_projection", "visual_projection", bias=False, head=True),
     )
@@ -48,7 +49,7 @@ def _text_rows(prefix: str = "") -> tuple[Row, ...]:
     return (
         Row("text_embedding/embeddings", (f"{embeddings}.token_embedding.weight",)),
         Row("text_positions/positions", (f"{embeddings}.position_embedding.weight",)),
-        *_blocks("text", prefix),
+        *block_rows("text", prefix),
         *norm("text_final_norm", f"{prefix}final_layer_norm"),
         *dense("text_projection", "text_projection", bias=False, head=True),
     )
@@ -149,17 +150,18 @@ def _image_fields(given: Arguments) -> Fields:
     size = given["image_size"] if given["position_size"] is None else given["position_size"]
     return {
         **_tower_fields(given),
-        "image_size": _side("image_size", size),
-        "patch_size": _side("patch_size", given["patch_size"]),
+        "image_size": side("image_size", size),
+        "patch_size": side("patch_size", given["patch_size"]),
         "num_channels": len(given["image_mean"]),
     }
 
 
-def _side(name: str, value: int | tuple[int, int]) -> int:
+def side(name: str, value: int | tuple[int, int]) -> int:
+    """The edge of a square: `transformers` has no other images for CLIP and SigLIP."""
     height, width = as_pair(name, value)
     if height != width:
         raise ValueError(
-            f"{name} must be square to be saved, as transformers has no other CLIP, got "
+            f"{name} must be square to be saved, as transformers has no other model, got "
             f"{(height, width)}"
         )
     return height

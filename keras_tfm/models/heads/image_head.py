@@ -6,9 +6,10 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
+from keras_tfm.layers import PrefixTokens
 from keras_tfm.layers.types import DType, Initializer, Tensor
 from keras_tfm.models.heads.head_base import checked_labels, head_base, token
-from keras_tfm.models.identity import head
+from keras_tfm.models.identity import head, identity_of
 from keras_tfm.models.model import Model
 
 POOLINGS = ("first", "mean", "first_and_mean", "distilled")
@@ -35,7 +36,8 @@ def image_classifier(
             arXiv:2010.11929); "mean", the average of the patches; "first_and_mean", both
             concatenated (DINOv2, arXiv:2304.07193); "distilled", the average of two classifiers, of
             the class token and of the distillation token (DeiT, arXiv:2012.12877). Default:
-            "first"; "mean" for a feature map (B, H', W', D), such as that of `resnet`.
+            "first"; "mean" for a model without a class token, such as `siglip_image`, and for a
+            feature map (B, H', W', D), such as that of `resnet`.
         dropout: float, dropout rate before the last layer. Default: the model's; 0 for
             hand-composed models.
         labels: list of C class names, kept by `save_huggingface` and written to exported files.
@@ -59,18 +61,18 @@ def image_classifier(
     labels = checked_labels(labels, num_classes)
     base = head_base(model, features, kernel_initializer, dtype)
     is_map = len(base.features.shape) == 4
+    check_integer("prefix", prefix, minimum=0, optional=True)
+    if prefix is None:
+        prefix = _prefix(model, features)
     if pooling is None:
-        pooling = "mean" if is_map else "first"
+        pooling = "mean" if is_map or not prefix else "first"
     known = ("mean",) if is_map else POOLINGS
     if pooling not in known:
         raise ValueError(
             f"pooling must be one of {list(known)} for features of {len(base.features.shape)} "
             f"axes, got {pooling!r}"
         )
-    check_integer("prefix", prefix, minimum=0, optional=True)
     has_distillation = base.argument("distillation_token", None, False)
-    if prefix is None:
-        prefix = 1 + has_distillation + base.argument("num_registers", None, 0)
     if pooling == "distilled" and features is None and not has_distillation:
         raise ValueError(
             f"pooling='distilled' needs a model with a distillation token, got {model.name!r} "
@@ -94,3 +96,10 @@ def image_classifier(
         pooled.append(ops.mean(x[:, prefix:], axis=1))
     x = ops.concatenate(pooled, axis=-1) if len(pooled) == 2 else pooled[0]
     return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)
+
+
+def _prefix(model: keras.Model, features: Tensor | str | None) -> int:
+    """The number of tokens before the patches; 1 if it is unknown."""
+    if features is not None or identity_of(model).family is None:
+        return 1
+    return sum(x.count for x in model.layers if isinstance(x, PrefixTokens))

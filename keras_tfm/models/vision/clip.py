@@ -107,8 +107,8 @@ def clip(
         "end_id": end_id,
         **shared,
     }
-    of_image = _arguments("image", clip_image, of_image, image)
-    of_text = _arguments("text", clip_text, of_text, text)
+    of_image = tower_arguments("image", clip_image, of_image, image)
+    of_text = tower_arguments("text", clip_text, of_text, text)
     images, texts = clip_image(**of_image), clip_text(**of_text)
     blocks = [x.name for x in (*images.blocks, *texts.blocks)]
     embedding = Marker("towers", blocks=blocks, dtype="float32")(images.output)
@@ -118,20 +118,21 @@ def clip(
 
 
 def clip_towers(model: keras.Model) -> dict[str, Model]:
-    """The two models in a CLIP, from pixels and from tokens to embeddings; they share its weights.
+    """The two models in a CLIP or SigLIP, from pixels and from tokens to embeddings.
 
-    For `export_tflite`, which writes both into one file, and for checkpoints of one encoder. The
-    learned scale is stored with them as it is now, for `runtime.Model.zero_shot`: call this after
-    training.
+    They share its weights. For `export_tflite`, which writes both into one file, and for
+    checkpoints of one encoder. The learned scale and bias are stored with them as they are now, for
+    `runtime.Model.zero_shot`: call this after training.
 
     Args:
-        model: `keras.Model` of `clip`.
+        model: `keras.Model` of `clip` or `siglip`.
 
     Returns:
-        A dict of two functional models, "image" as of `clip_image` and "text" as of `clip_text`.
+        A dict of two functional models, "image" as of `clip_image` and "text" as of `clip_text`; or
+        as of `siglip_image` and `siglip_text` with `normalize`.
 
     Raises:
-        ValueError: the model is not one of `clip`.
+        ValueError: the model is not one of `clip` or `siglip`.
 
     Example:
 
@@ -144,25 +145,33 @@ def clip_towers(model: keras.Model) -> dict[str, Model]:
     """
     layers = {x.name: x for x in getattr(model, "layers", [])}
     if not isinstance(layers.get("logit_scale"), LogitScale):
-        raise ValueError(f"expected a model of models.clip, got {getattr(model, 'name', model)!r}")
-    scale = float(ops.convert_to_numpy(layers["logit_scale"].scale))
+        name = getattr(model, "name", model)
+        raise ValueError(f"expected a model of models.clip or models.siglip, got {name!r}")
+    learned = {"scale": float(ops.convert_to_numpy(layers["logit_scale"].scale))}
+    family = "clip"
+    if isinstance(layers.get("logit_bias"), LogitBias):
+        learned["bias"] = float(ops.convert_to_numpy(layers["logit_bias"].logit_bias))
+        family = "siglip"
     towers = {}
     for name, source in (("image", "pixels"), ("text", "tokens")):
         inputs = model.input[source]
-        x = outputs_in(model, layers[f"clip_{name}_marker"])[-1]
+        x = outputs_in(model, layers[f"{family}_{name}_marker"])[-1]
         head = layers[f"{name}_head_marker"]
-        arguments = {**head.origin.arguments, "scale": scale}
+        arguments = {**head.origin.arguments, **learned}
         x = Marker("head", HEAD, arguments, dtype=head.dtype_policy)(x)
-        if name == "image":
+        if family == "siglip":
+            x = layers["image_pooling"](x) if name == "image" else token(x, x.shape[1] - 1)
+        elif name == "image":
             x = layers["image_final_norm"](token(x, 0))
         else:
             x = layers["text_pooling"](x, inputs)
-        x = layers[f"{name}_normalize"](layers[f"{name}_projection"](x))
-        towers[name] = Model(inputs, x, name=f"clip_{name}")
+        if f"{name}_projection" in layers:
+            x = layers[f"{name}_projection"](x)
+        towers[name] = Model(inputs, layers[f"{name}_normalize"](x), name=f"{family}_{name}")
     return towers
 
 
-def _arguments(
+def tower_arguments(
     tower: str,
     tower_builder: Callable[..., Model],
     own: Mapping[str, Any],
@@ -184,7 +193,8 @@ class LogitScale(RematerializedLayer):
 
     Args:
         initial: float, initial value of s.
-        maximum: float, the largest scale: s is clipped to its logarithm after each step.
+        maximum: float, the largest scale: s is clipped to its logarithm after each step. None: s is
+            not clipped.
 
     Call arguments:
         x: tensor (B, ...), of which only the batch size is used.
@@ -200,11 +210,13 @@ class LogitScale(RematerializedLayer):
     [[1.0], [1.0]]
     """
 
-    def __init__(self, initial: float = math.log(1 / 0.07), maximum: float = 100.0, **kwargs: Any):
+    def __init__(
+        self, initial: float = math.log(1 / 0.07), maximum: float | None = 100.0, **kwargs: Any
+    ):
         # float32: in bfloat16 the exponential of 4.6 is off by 3 %.
         super().__init__(**{"dtype": "float32", **kwargs})
         check_number("initial", initial)
-        check_number("maximum", maximum)
+        check_number("maximum", maximum, optional=True)
         self.initial = initial
         self.maximum = maximum
 
@@ -214,7 +226,7 @@ class LogitScale(RematerializedLayer):
             name="logit_scale",
             shape=(),
             initializer=keras.initializers.Constant(self.initial),
-            constraint=_AtMost(math.log(self.maximum)),
+            constraint=None if self.maximum is None else _AtMost(math.log(self.maximum)),
             aggregation="mean",  # replicas clip it alike
         )
         self.built = True
@@ -236,6 +248,55 @@ class LogitScale(RematerializedLayer):
     def get_config(self) -> Config:
         """The constructor's arguments."""
         return {**super().get_config(), "initial": self.initial, "maximum": self.maximum}
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class LogitBias(RematerializedLayer):
+    """The learned bias of a sigmoid loss (arXiv:2303.15343): b, the same for every row.
+
+    Args:
+        initial: float, initial value of b.
+
+    Call arguments:
+        x: tensor (B, ...), of which only the batch size is used.
+
+    Returns:
+        Float tensor (B, 1), float32.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.models.vision.clip import LogitBias
+    >>> np.asarray(LogitBias(-10.0)(np.zeros((2, 3), "float32"))).tolist()
+    [[-10.0], [-10.0]]
+    """
+
+    def __init__(self, initial: float = -10.0, **kwargs: Any):
+        super().__init__(**{"dtype": "float32", **kwargs})  # as the logits that it is added to
+        check_number("initial", initial)
+        self.initial = initial
+
+    def build(self, x_shape: Shape) -> None:
+        """Creates b."""
+        self.logit_bias = self.add_weight(
+            name="logit_bias",
+            shape=(),
+            initializer=keras.initializers.Constant(self.initial),
+        )
+        self.built = True
+
+    def call(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, 1)."""
+        ones = ops.ones((ops.shape(x)[0], 1), self.compute_dtype)
+        return ones * ops.cast(self.logit_bias, self.compute_dtype)
+
+    def compute_output_shape(self, x_shape: Shape) -> Shape:
+        """(B, 1)."""
+        return (x_shape[0], 1)
+
+    def get_config(self) -> Config:
+        """The constructor's arguments."""
+        return {**super().get_config(), "initial": self.initial}
 
 
 class _AtMost(keras.constraints.Constraint):

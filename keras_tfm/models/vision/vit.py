@@ -141,6 +141,7 @@ class PixelEncoder(EncoderArguments):
     """The parts of a Vision Transformer, by the arguments of `vit`.
 
     Attributes:
+        class_token: bool, whether a class token is put before the patches.
         prefix: str, put before the names of all layers.
         patch_bias: bool, whether the patches' projection has a bias.
         embedding_norm: bool, whether a normalisation follows the embeddings.
@@ -158,6 +159,7 @@ class PixelEncoder(EncoderArguments):
     distillation_token: bool = False
     num_registers: int = 0
     antialias: bool = False
+    class_token: bool = True
     prefix: str = ""
     patch_bias: bool = True
     embedding_norm: bool = False
@@ -179,7 +181,7 @@ class PixelEncoder(EncoderArguments):
             block, and the names of the blocks.
         """
         size = (None, None) if self.image_size is None else as_pair("image_size", self.image_size)
-        grid, count = self._grid(), 1 + self.distillation_token
+        grid, count = self._grid(), self.class_token + self.distillation_token
         pixels = keras.Input((*size, len(self.image_mean)), name="pixels")
         normalization = ImageNormalization(
             self.image_mean, self.image_std, name=f"{self.prefix}normalization"
@@ -192,7 +194,10 @@ class PixelEncoder(EncoderArguments):
             dtype=self.dtype,
             name=f"{self.prefix}patches",
         )(normalization(pixels))
-        x = self._tokens(count, 0, "prefix")(patches)
+        if count:
+            x = self._tokens(count, 0, "prefix")(patches)
+        else:
+            x = keras.layers.Reshape((-1, self.dim), name=f"{self.prefix}sequence")(patches)
         positions = PositionEmbedding2D(
             grid,
             count,

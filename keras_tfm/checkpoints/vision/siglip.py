@@ -1,0 +1,271 @@
+"""SigLIP and SigLIP 2 checkpoints, of both encoders or of one: tensor names and configuration."""
+
+from pathlib import Path
+
+import numpy as np
+
+from keras_tfm import models
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.encoders.bert import label_fields
+from keras_tfm.checkpoints.family import Architecture, Family
+from keras_tfm.checkpoints.image_settings import image_statistics
+from keras_tfm.checkpoints.names import Named, Names
+from keras_tfm.checkpoints.rows import Row, convolution, dense, norm
+from keras_tfm.checkpoints.tensors import read_json
+from keras_tfm.checkpoints.transforms import Reshaped, Transposed
+from keras_tfm.checkpoints.vision.clip import block_rows, side
+from keras_tfm.checkpoints.vision.vit import classifier
+from keras_tfm.models.identity import tensors_of
+
+# transformers 4 saves the ids of the positions in some versions.
+_IGNORED = (r"(.*\.)?embeddings\.position_ids",)
+_CLASSIFIER = "SiglipForImageClassification"
+
+
+def _image_rows(dim: int, prefix: str = "") -> tuple[Row, ...]:
+    embeddings, attention = f"{prefix}embeddings", f"{prefix}head.attention"
+    pooling = "image_pooling"
+    return (
+        *convolution("image_patches/projection", f"{embeddings}.patch_embedding"),
+        Row("image_positions/positions", (f"{embeddings}.position_embedding.weight",)),
+        *block_rows("image", prefix),
+        *norm("image_final_norm", f"{prefix}post_layernorm"),
+        Row(f"{pooling}/probe", (f"{prefix}head.probe",), Reshaped((1, 1, dim), (1, dim))),
+        Row(
+            f"{pooling}/attention/query_key_value/kernel",
+            (f"{attention}.in_proj_weight",),
+            Transposed(),
+        ),
+        Row(f"{pooling}/attention/query_key_value/bias", (f"{attention}.in_proj_bias",)),
+        *dense(f"{pooling}/attention/output_projection", f"{attention}.out_proj"),
+        *norm(f"{pooling}/norm", f"{prefix}head.layernorm"),
+        *dense(f"{pooling}/feed_forward/inner", f"{prefix}head.mlp.fc1"),
+        *dense(f"{pooling}/feed_forward/outer", f"{prefix}head.mlp.fc2"),
+        *dense("classifier", "classifier", head=True),
+    )
+
+
+def _text_rows(prefix: str = "") -> tuple[Row, ...]:
+    embeddings = f"{prefix}embeddings"
+    return (
+        Row("text_embedding/embeddings", (f"{embeddings}.token_embedding.weight",)),
+        Row("text_positions/positions", (f"{embeddings}.position_embedding.weight",)),
+        *block_rows("text", prefix),
+        *norm("text_final_norm", f"{prefix}final_layer_norm"),
+        *dense("text_projection", f"{prefix}head"),
+    )
+
+
+def _table(model: models.Model) -> tuple[Row, ...]:
+    scalar = Reshaped((1,), ())
+    return (
+        *_image_rows(model.get_layer("image_final_norm").gamma.shape[0], "vision_model."),
+        *_text_rows("text_model."),
+        Row("logit_scale/logit_scale", ("logit_scale",), scalar),
+        Row("logit_bias/logit_bias", ("logit_bias",), scalar),
+    )
+
+
+def _tower_arguments(config: Config) -> Arguments:
+    """The arguments that both encoders have, with the defaults of transformers."""
+    return {
+        "dim": config.integer("hidden_size", 768),
+        "num_layers": config.integer("num_hidden_layers", 12, maximum=1000),
+        "num_heads": config.integer("num_attention_heads", 12),
+        "intermediate_dim": config.integer("intermediate_size", 3072),
+        "dropout": config.number("dropout", 0.0, 1),  # our own field
+        "attention_dropout": config.number("attention_dropout", 0.0, 1),
+        "activation": config.activation("hidden_act", "gelu_pytorch_tanh"),
+        "layer_norm_epsilon": config.number("layer_norm_eps", 1e-6),
+    }
+
+
+def _sizes_of_images(config: Config) -> Arguments:
+    return {
+        "image_size": config.integer("image_size", 224),
+        "patch_size": config.integer("patch_size", 16),
+        **image_statistics(config),
+    }
+
+
+def _sizes_of_texts(config: Config) -> Arguments:
+    size = config.integer("vocab_size", 32000)
+    # SigLIP 2 pads with id 0 of its tokenizer, while the configuration has SigLIP's default, 1.
+    pad_id = _pad_id_of_tokenizer(config.file.parent)
+    if pad_id is None:
+        pad_id = config.integer("pad_token_id", 1, minimum=0, maximum=size - 1)
+    return {
+        "vocabulary_size": size,
+        "max_length": config.integer("max_position_embeddings", 64),
+        "pad_id": pad_id,
+    }
+
+
+def _pad_id_of_tokenizer(folder: Path) -> int | None:
+    """The id of the padding of the tokenizer in a folder; None if there is none, or it has none."""
+    settings, file = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    fields: Fields = read_json(settings) if settings.is_file() else {}
+    name = fields.get("pad_token")
+    name = name.get("content") if isinstance(name, dict) else name
+    added = fields.get("added_tokens_decoder")
+    tokens = [{**x, "id": int(i)} for i, x in added.items()] if isinstance(added, dict) else []
+    if not tokens and name is not None and file.is_file():
+        tokens = read_json(file).get("added_tokens", [])
+    return next((x["id"] for x in tokens if x.get("content") == name), None)
+
+
+def _image_arguments(config: Config, named: Named) -> Arguments:
+    sizes = _sizes_of_images(config)
+    return {
+        **sizes,
+        **_tower_arguments(config),
+        "position_size": sizes["image_size"],
+        "pooling": config.flag("vision_use_head", True),
+    }
+
+
+def _text_arguments(config: Config, named: Named) -> Arguments:
+    return {
+        **_sizes_of_texts(config),
+        **_tower_arguments(config),
+        "projection_dim": config.integer("projection_size", None),
+    }
+
+
+def _arguments(config: Config, named: Named) -> Arguments:
+    image, text = config.part("vision_config"), config.part("text_config")
+    sizes, tower = _sizes_of_images(image), _tower_arguments(image)
+    if named.begins("text_model."):  # a classifier of images has none, and no use for the pooling
+        image.only(vision_use_head=True)
+        text.only(projection_size=tower["dim"])
+        width = text.integer("projection_size", text.integer("hidden_size", 768))
+        if width != tower["dim"]:
+            text.refuse("hidden_size", width, f"the {tower['dim']} of vision_config")
+    return {
+        **sizes,
+        **_sizes_of_texts(text),
+        "image": {**tower, "position_size": sizes["image_size"]},
+        "text": _tower_arguments(text),
+    }
+
+
+def _tower_fields(given: Arguments) -> Fields:
+    attention = given["attention_dropout"]
+    return {
+        "hidden_size": given["dim"],
+        "num_hidden_layers": given["num_layers"],
+        "num_attention_heads": given["num_heads"],
+        "intermediate_size": given["intermediate_dim"],
+        "dropout": given["dropout"],
+        "attention_dropout": given["dropout"] if attention is None else attention,
+        "hidden_act": activation_name(given["activation"]),
+        "layer_norm_eps": given["layer_norm_epsilon"],
+    }
+
+
+def _image_fields(given: Arguments) -> Fields:
+    size = given["image_size"] if given["position_size"] is None else given["position_size"]
+    return {
+        **_tower_fields(given),
+        "image_size": side("image_size", size),
+        "patch_size": side("patch_size", given["patch_size"]),
+        "num_channels": len(given["image_mean"]),
+        "vision_use_head": given["pooling"],
+    }
+
+
+def _text_fields(given: Arguments) -> Fields:
+    width = given["projection_dim"]
+    return {
+        **_tower_fields(given),
+        "vocab_size": given["vocabulary_size"],
+        "max_position_embeddings": given["max_length"],
+        "pad_token_id": given["pad_id"],
+        "projection_size": given["dim"] if width is None else width,
+        # The defaults of transformers may exceed the vocabulary.
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def _fields(model: models.Model, architecture: str) -> Fields:
+    towers = models.clip_towers(model)
+    return {
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            **_image_fields(towers["image"].arguments),
+        },
+        "text_config": {
+            "model_type": "siglip_text_model", **_text_fields(towers["text"].arguments)
+        },
+    }  # fmt: skip
+
+
+def _fields_of_images(model: models.Model, architecture: str) -> Fields:
+    fields = _image_fields(model.arguments)
+    if architecture != _CLASSIFIER:
+        return fields
+    vision = {"model_type": "siglip_vision_model", **fields, "vision_use_head": False}
+    return {"model_type": "siglip", "vision_config": vision, **label_fields(model)}
+
+
+def _image_classifier(model: models.Model, config: Config) -> models.Model:
+    """The classifier of a model of both encoders: that of images, whose vector is not used."""
+    features = tensors_of(model, "features")[0]
+    return classifier(models.Model(model.input["pixels"], features), config, "mean")
+
+
+def _unused_tensors(model: models.Model) -> dict[str, np.ndarray]:
+    """The pooling of a classifier of images, on which its logits do not depend."""
+    if model.head is None or model.head.kind != "image_classifier":
+        return {}
+    rows = _image_rows(1, "vision_model.")
+    names = (name for row in rows if row.weight.startswith("image_pooling") for name in row.tensors)
+    return {name: np.zeros(()) for name in names}
+
+
+def _same(model: models.Model, config: Config) -> models.Model:
+    return model
+
+
+SIGLIP = Family(
+    model_type="siglip",
+    builder=models.siglip,
+    table=_table,
+    arguments=_arguments,
+    fields=_fields,
+    architectures={
+        "SiglipModel": Architecture(_same, "embedding", prefixes=("logit_scale", "text_model.")),
+        # Saved by the family below, as the model has the encoder of images alone.
+        _CLASSIFIER: Architecture(_image_classifier, "image_classifier", prefixes=("classifier.",)),
+    },
+    names=Names(ignored=_IGNORED),
+    unused=_unused_tensors,
+    not_saved=("image_size", "logit_scale", "logit_bias"),
+)
+SIGLIP_IMAGE = Family(
+    model_type="siglip_vision_model",
+    builder=models.siglip_image,
+    table=lambda model: _image_rows(model.arguments["dim"]),
+    arguments=_image_arguments,
+    fields=_fields_of_images,
+    architectures={
+        "SiglipVisionModel": Architecture(_same),
+        _CLASSIFIER: Architecture(
+            lambda model, config: classifier(model, config, "mean"),
+            "image_classifier",
+            {"pooling": "mean"},
+            prefixes=("classifier.",),
+        ),
+    },
+    names=Names(prefix="vision_model.", ignored=_IGNORED),
+)
+SIGLIP_TEXT = Family(
+    model_type="siglip_text_model",
+    builder=models.siglip_text,
+    table=lambda model: _text_rows(),
+    arguments=_text_arguments,
+    fields=lambda model, architecture: _text_fields(model.arguments),
+    architectures={"SiglipTextModel": Architecture(_same)},
+    names=Names(prefix="text_model.", ignored=_IGNORED),
+)
