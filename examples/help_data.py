@@ -11,6 +11,7 @@ import ast
 import sysconfig
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,10 +91,12 @@ def help_pages(folder: Path = data.FOLDER) -> list[Paragraph]:
     return list(found.values())
 
 
-def docstrings() -> list[Paragraph]:
+def docstrings(
+    root: Path = STANDARD_LIBRARY, packages: Sequence[str] = PACKAGES
+) -> list[Paragraph]:
     """Docstrings of some Python packages as paragraphs; the names that they define are "code"."""
-    root, result = STANDARD_LIBRARY, []
-    for package in PACKAGES:
+    result = []
+    for package in packages:
         for path in sorted((root / package).rglob("*.py")):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             defined = [node for node in ast.walk(tree) if isinstance(node, Documented)]

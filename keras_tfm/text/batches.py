@@ -89,13 +89,13 @@ class Batches(abc.ABC):
                 `model.fit` then needs `steps_per_epoch=batches.steps`.
 
         Returns:
-            A dataset that must not be shuffled: `model.fit(dataset, shuffle=False, ...)`.
+            A dataset that must not be shuffled: `model.fit(dataset, shuffle=False, ...)`. Where
+            TensorFlow is not installed (Keras on JAX or PyTorch), a generator of the same batches
+            as NumPy arrays, for `fit(generator, steps_per_epoch=batches.steps)`.
 
         Raises:
             ValueError: `start` is negative or after the last step.
         """
-        import tensorflow as tf
-
         check_integer("start", start, minimum=0)
         check_integer("epochs", epochs, optional=True)
         stop = None if epochs is None else epochs * self.steps
@@ -109,6 +109,11 @@ class Batches(abc.ABC):
             while stop is None or step < stop:
                 yield self.batch(step)
                 step += 1
+
+        try:
+            import tensorflow as tf
+        except ImportError:
+            return generate()
 
         def spec(array: np.ndarray) -> object:
             return tf.TensorSpec((None,) * array.ndim, array.dtype)

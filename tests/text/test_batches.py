@@ -1,5 +1,7 @@
 """Batches by step as a dataset: where it begins, where it ends."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,16 @@ def test_a_dataset_knows_its_length(name, batches):
     endless = batches.dataset()
     assert endless.cardinality() == -1  # infinite
     assert sum(1 for _ in endless.take(5 * batches.steps)) == 5 * batches.steps
+
+
+@pytest.mark.parametrize(("name", "batches"), list(pipelines()))
+def test_without_tensorflow(name, batches, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)  # as if it were not installed
+    found = list(batches.dataset(start=1, epochs=2))
+    assert len(found) == 2 * batches.steps - 1
+    for step, batch in enumerate(found, start=1):
+        for x, y in zip(arrays(batch), arrays(batches.batch(step)), strict=True):
+            np.testing.assert_array_equal(x, y)
 
 
 def test_maps_follow_one_another():
