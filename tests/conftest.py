@@ -1,10 +1,12 @@
 """What holds for all tests: the fast tier, and what a skipped test means to CI."""
 
+import functools
 import gc
 import io
 import os
 import sys
 import tempfile
+import typing
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,8 @@ FAST = [
     "training/test_schedules.py",
     "training/test_weight_decay.py",
 ]
+if sys.version_info < (3, 12):  # which does so itself; TensorFlow asks at each operation
+    typing._get_protocol_attrs = functools.cache(typing._get_protocol_attrs)
 NOT_FAST = ("xla", "fit", "jit", "keras_file")  # in a test's name or its parameters
 
 
@@ -95,10 +99,26 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures
-def pytest_runtest_setup():
+def pytest_runtest_setup(item):
     """A test draws the same weights and data in every run, alone or after others."""
+    if "tensorflow" in sys.modules:
+        item.session.clear_kernels = keep_kernels()
     if "keras" in sys.modules:
         sys.modules["keras"].utils.set_random_seed(0)
+
+
+@functools.cache
+def keep_kernels():
+    """Lets TensorFlow keep the kernels of eager operations; returns the function that clears them.
+
+    A new seed clears them, for the sake of stateful random operations, which nothing here uses; and
+    to make them again took a third of the time of the tests of layers and models.
+    """
+    from tensorflow.python.eager import context
+
+    clear = context.pywrap_tfe.TFE_ContextClearCaches
+    context.pywrap_tfe.TFE_ContextClearCaches = lambda handle: None
+    return lambda: clear(context.context()._handle)
 
 
 @pytest.fixture
@@ -126,11 +146,14 @@ def run(monkeypatch, capsys):
 # `clear_session` one at each call; late in a run each took a second or more. So what stays of the
 # tests so far is left out of later collections.
 TESTS_BETWEEN = 50
+# Kernels of eager operations are kept for so many: they are some 400 KB a test.
+TESTS_WITH_KERNELS = 500
 
 
 def pytest_sessionstart(session):
     gc.disable()  # nothing of what is imported is garbage
-    session.since_frozen = 0
+    session.since_frozen = session.since_cleared = 0
+    session.clear_kernels = None
 
 
 def pytest_collection_finish():
@@ -148,6 +171,10 @@ def pytest_runtest_teardown(item, nextitem):
         gc.collect()
         gc.freeze()
         session.since_frozen = 0
+    session.since_cleared += 1
+    if session.clear_kernels and session.since_cleared >= TESTS_WITH_KERNELS:
+        session.clear_kernels()
+        session.since_cleared = 0
 
 
 def pytest_sessionfinish(session, exitstatus):
