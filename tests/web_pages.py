@@ -12,6 +12,7 @@ import pytest
 from keras_tfm import runtime
 
 WEB = Path(__file__).parents[1] / "examples/web"
+APP = Path(__file__).parents[1] / "keras_tfm/web/app"
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 
 

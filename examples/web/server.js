@@ -1,5 +1,6 @@
 /**
- * Serves this folder, and a folder of models as /models/, to this machine alone.
+ * Serves this folder with the files of keras_tfm/web/app, and a folder of models as /models/, to this
+ * machine alone.
  *
  *     node server.js [FOLDER [PORT]]     # ../../artifacts/dates, 8000
  */
@@ -11,6 +12,7 @@ import { extname, join, sep } from "node:path";
 import { fileURLToPath } from "node:url";
 
 const HERE = fileURLToPath(new URL(".", import.meta.url));
+const APP = fileURLToPath(new URL("../../keras_tfm/web/app/", import.meta.url)); // model.js and others
 const TYPES = {
   ".css": "text/css; charset=utf-8",
   ".html": "text/html; charset=utf-8",
@@ -55,12 +57,21 @@ async function answer(request, response, models) {
     .pipe(response);
 }
 
-/** The file of an address, if it is one, and in one of the two folders, links resolved. */
+/** The file of an address, if it is one, and in one of the three folders, links resolved. */
 async function find(address, models) {
+  let path;
   try {
-    const path = decodeURIComponent(address.split("?")[0]);
-    const [folder, rest] = path.startsWith("/models/") ? [models, path.slice(7)] : [HERE, path];
-    const found = await realpath(join(folder, rest === "/" ? "index.html" : rest));
+    path = decodeURIComponent(address.split("?")[0]);
+  } catch {
+    return null; // not an address
+  }
+  if (path.startsWith("/models/")) return fileIn(models, path.slice(7));
+  return (await fileIn(HERE, path === "/" ? "index.html" : path)) ?? fileIn(APP, path);
+}
+
+async function fileIn(folder, path) {
+  try {
+    const found = await realpath(join(folder, path));
     if (!found.startsWith((await realpath(folder)) + sep)) return null;
     const info = await stat(found);
     return info.isFile() ? { path: found, size: info.size } : null;

@@ -1,4 +1,4 @@
-"""examples/web/model.js in Node, without a browser, with what other people's files may hold."""
+"""keras_tfm/web/app/model.js in Node, without a browser, with what other people's files may hold."""
 
 import json
 from pathlib import Path

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from web_pages import WEB, need_browser, run_in_browser
+from web_pages import APP, WEB, need_browser, run_in_browser
 
 from keras_tfm import runtime
 from keras_tfm.runtime import ImageProcessor
@@ -77,7 +77,7 @@ def test_a_picture_of_too_many_pixels_is_refused():
         console.log(await pixelsOf(processor, new ImageBitmap()).catch(String));
     """
     arguments = ["node", "--input-type=module", "-e", program]
-    done = subprocess.run(arguments, cwd=WEB, capture_output=True, text=True)
+    done = subprocess.run(arguments, cwd=APP, capture_output=True, text=True)
     expected = (
         "PictureError: The picture is too large: it has 10000 x 8948 pixels, more than 89478485."
     )

@@ -4,9 +4,11 @@ import { createHash } from "node:crypto";
 import { register } from "node:module";
 
 const stub = new URL("litert_stub.js", import.meta.url).href;
+const here = import.meta.url; // whose packages model.js gets, as from a page's import map
 const hooks = `export async function resolve(name, context, next) {
   if (name === "@litertjs/core") return { url: ${JSON.stringify(stub)}, shortCircuit: true };
-  return next(name, context);
+  const isPackage = !/^(node:|file:|[./])/.test(name);
+  return next(name, isPackage ? { ...context, parentURL: ${JSON.stringify(here)} } : context);
 }`;
 register(`data:text/javascript,${encodeURIComponent(hooks)}`);
 globalThis.document = { baseURI: "http://127.0.0.1/" };
@@ -17,7 +19,7 @@ globalThis.ImageData = class ImageData {
   }
 };
 
-export const { loadModel, sampler, softmax, tableReader } = await import("../model.js");
+export const { loadModel, sampler, softmax, tableReader } = await import("../../../keras_tfm/web/app/model.js");
 
 /** The model in the bytes of a file whose signatures are `signatures`. */
 export async function loadBytes(bytes, signatures) {
