@@ -1,8 +1,9 @@
-"""BERT pretrained from scratch on a manual: masked language model and next sentence prediction.
+"""BERT or ModernBERT pretrained from scratch on a manual: masked words, and BERT's next sentence.
 
     pip install -e ".[examples]"
     python examples/bert_pretraining.py        # downloads, trains, evaluates
     python examples/text_classification.py     # then: fine-tunes the encoder
+    python examples/bert_pretraining.py --model modernbert
 
 If it is interrupted, the same command continues from the last checkpoint.
 
@@ -18,7 +19,6 @@ topics, but hardly word order; text_classification.py shows what this is good fo
 import argparse
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only its errors
@@ -31,6 +31,8 @@ from keras_tfm.runtime import native_log
 
 FOLDER = Path("artifacts/bert")
 SIZE, SMOKE = "tiny", {"dim": 32, "num_layers": 2, "num_heads": 2, "intermediate_dim": 64}
+# The blocks of ModernBERT have a gate: of this width they have as many weights as those of BERT.
+GATED = 2 / 3
 VOCABULARY, SMOKE_VOCABULARY = 6_000, 1_000
 PADDING, START, END, UNKNOWN, MASK = range(5)  # the ids of text.train_word_piece
 LONGEST = 128  # pieces per row: start, passage, end, passage, end
@@ -43,6 +45,7 @@ PEAK, WARMUP = 2e-3, 0.05  # peak learning rate; the share of warm-up steps
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=("bert", "modernbert"), default="bert")
     parser.add_argument(
         "--folder", type=Path, help=f"default: {FOLDER}, with --smoke {FOLDER / 'smoke'}"
     )
@@ -53,17 +56,16 @@ def main() -> None:
         help="a short test run on docstrings of Python, one minute",
     )
     arguments = parser.parse_args()
-    arguments.folder = arguments.folder or (FOLDER / "smoke" if arguments.smoke else FOLDER)
+    folder = FOLDER.with_name(arguments.model)
+    arguments.folder = arguments.folder or (folder / "smoke" if arguments.smoke else folder)
     if arguments.epochs is None:
         arguments.epochs = 1 if arguments.smoke else EPOCHS
     if arguments.epochs < 1:
         parser.error(f"--epochs must be at least 1, got {arguments.epochs}")
     start = time.perf_counter()
-    corpus = Corpus(
-        paragraphs(arguments.smoke), SMOKE_VOCABULARY if arguments.smoke else VOCABULARY
-    )
+    corpus = Corpus(corpus_file(arguments), arguments.model == "bert")
     model = train(corpus, arguments)
-    print_scores(corpus, model)
+    print_scores(corpus, model, arguments.model)
     print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
 
 
@@ -71,33 +73,57 @@ def paragraphs(smoke: bool) -> help_data.Parts:
     return help_data.split(help_data.docstrings() if smoke else help_data.help_pages())
 
 
+def corpus_file(arguments: argparse.Namespace) -> Path:
+    """The tokenizer and the ids of all paragraphs, in one file, which is made the first time."""
+    path = arguments.folder / "corpus.npz"
+    if path.exists():
+        return path
+    with native_log.remove():
+        from keras_tfm import text
+
+    parts = paragraphs(arguments.smoke)
+    tokenizer = text.train_word_piece(
+        (paragraph.text for paragraph in parts.training),
+        SMOKE_VOCABULARY if arguments.smoke else VOCABULARY,
+        ["<mask>"],
+    )
+    arrays = {}
+    for name, some in (("training", parts.training), ("test", parts.test)):
+        texts = [paragraph.text for paragraph in some]
+        ids = [x.ids for x in tokenizer.encode_batch(texts, add_special_tokens=False)]
+        arrays[f"{name}_ids"] = np.concatenate(ids).astype("uint16")
+        arrays[f"{name}_lengths"] = np.array([len(x) for x in ids])
+        arrays[f"{name}_pages"] = np.unique([x.document for x in some], return_inverse=True)[1]
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(arguments.folder / "tokenizer.json"))
+    np.savez_compressed(path, vocabulary_size=tokenizer.get_vocab_size(), **arrays)
+    return path
+
+
 class Corpus:
-    """The tokenizer, and batches of pairs of passages.
+    """Batches of pairs of passages.
 
     Attributes:
-        tokenizer: a WordPiece tokenizer that keeps capitals and spaces.
-        training, test: batches for BERT's pretraining.
+        vocabulary_size: int.
+        training, test: batches for BERT's pretraining; of the tokens alone for ModernBERT's.
         counts: number of occurrences of each piece in training.
     """
 
-    def __init__(self, parts: help_data.Parts, vocabulary_size: int):
+    def __init__(self, path: Path, next_sentence: bool):
+        with np.load(path) as arrays:
+            self.vocabulary_size = int(arrays["vocabulary_size"])
+            self.counts = np.bincount(arrays["training_ids"], minlength=self.vocabulary_size)
+            self.training, self.test = (
+                self._batches(pages_of(arrays, name), next_sentence)
+                for name in ("training", "test")
+            )
+
+    def _batches(self, pages: list[np.ndarray], next_sentence: bool):
         with native_log.remove():
             from keras_tfm import text
 
-        self.tokenizer = text.train_word_piece(
-            (paragraph.text for paragraph in parts.training), vocabulary_size, ["<mask>"]
-        )
-        self.counts = np.zeros(self.tokenizer.get_vocab_size(), int)
-        for paragraph in self._encoded(parts.training):
-            np.add.at(self.counts, paragraph, 1)
-        self.training = self._batches(parts.training)
-        self.test = self._batches(parts.test)
-
-    def _batches(self, some: list[help_data.Paragraph]):
-        from keras_tfm import text
-
         first, second = [], []
-        for page in self._pages(some):
+        for page in pages:
             parts = passages(page)
             first += parts[:-1]
             second += parts[1:]
@@ -105,29 +131,28 @@ class Corpus:
             {"first": first, "second": second}, boundaries=BOUNDARIES, tokens=BATCH * PASSAGE
         )
         mask = text.MaskTokens(
-            self.tokenizer.get_vocab_size(),
+            self.vocabulary_size,
             mask_id=MASK,
             special_ids=[PADDING, START, END, UNKNOWN],
             name="tokens",
             positions=True,
         )
-        return pairs.map(lambda batch, step: pretraining_batch(batch, step, mask))
-
-    def _pages(self, some: list[help_data.Paragraph]) -> Iterator[list[list[int]]]:
-        """The ids of the paragraphs of each page."""
-        pages: dict[str, list[list[int]]] = {}
-        for paragraph, ids in zip(some, self._encoded(some), strict=True):
-            pages.setdefault(paragraph.document, []).append(ids)
-        yield from pages.values()
-
-    def _encoded(self, some: list[help_data.Paragraph]) -> list[list[int]]:
-        texts = [paragraph.text for paragraph in some]
-        return [x.ids for x in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+        made = pairs.map(lambda batch, step: pretraining_batch(batch, step, mask))
+        return made if next_sentence else made.map(lambda batch, step: tokens_alone(*batch))
 
 
-def passages(page: list[list[int]]) -> list[np.ndarray]:
+def pages_of(arrays: dict, name: str) -> list[np.ndarray]:
+    """The ids of each page; paragraphs of a page follow each other."""
+    ids, lengths, pages = (arrays[f"{name}_{x}"] for x in ("ids", "lengths", "pages"))
+    ids = np.split(ids.astype("int32"), np.cumsum(lengths)[:-1])
+    found: dict[int, list[np.ndarray]] = {}
+    for page, paragraph in zip(pages, ids, strict=True):
+        found.setdefault(page, []).append(paragraph)
+    return [np.concatenate(page) for page in found.values()]
+
+
+def passages(ids: np.ndarray) -> list[np.ndarray]:
     """Splits a page into at least two passages of about the same length, up to PASSAGE."""
-    ids = np.concatenate(page)
     return np.array_split(ids, max(2, -(-len(ids) // PASSAGE)))
 
 
@@ -156,15 +181,22 @@ def pretraining_batch(batch: dict, step: int, mask) -> tuple:
     )
 
 
+def tokens_alone(inputs: dict, labels: dict, weights: dict) -> tuple:
+    """A batch for ModernBERT, which has no segments and no next sentence."""
+    inputs = {name: x for name, x in inputs.items() if name != "segments"}
+    return inputs, labels["tokens"], weights["tokens"]
+
+
 def train(corpus: Corpus, arguments: argparse.Namespace):
     import keras
 
     from keras_tfm.models import masked_language_model
-    from keras_tfm.training import LinearSchedule, Resume, exclude_from_weight_decay
+    from keras_tfm.training import LinearSchedule, exclude_from_weight_decay
 
     keras.utils.set_random_seed(0)
-    encoder = new_encoder(corpus.tokenizer.get_vocab_size(), arguments.smoke)
-    model = masked_language_model(encoder, next_sentence=True, positions=True)
+    next_sentence = arguments.model == "bert"
+    encoder = new_encoder(corpus.vocabulary_size, arguments.smoke, kind=arguments.model)
+    model = masked_language_model(encoder, next_sentence=next_sentence, positions=True)
     steps = arguments.epochs * corpus.training.steps
     optimizer = keras.optimizers.AdamW(
         LinearSchedule(PEAK, steps, int(WARMUP * steps)),
@@ -173,55 +205,61 @@ def train(corpus: Corpus, arguments: argparse.Namespace):
         global_clipnorm=1.0,
     )
     cross_entropy = keras.losses.SparseCategoricalCrossentropy
-    model.compile(
-        exclude_from_weight_decay(optimizer, model),
-        loss={
-            # The mean is over all masked tokens, not over rows.
-            "tokens": cross_entropy(from_logits=True, reduction="mean_with_sample_weight"),
-            "next_sentence": cross_entropy(from_logits=True),
-        },
-        weighted_metrics={"tokens": ["accuracy"], "next_sentence": ["accuracy"]},
-    )
+    # The mean is over all masked tokens, not over rows.
+    loss = cross_entropy(from_logits=True, reduction="mean_with_sample_weight")
+    metrics = ["accuracy"]
+    if next_sentence:
+        loss = {"tokens": loss, "next_sentence": cross_entropy(from_logits=True)}
+        metrics = {"tokens": ["accuracy"], "next_sentence": ["accuracy"]}
+    model.compile(exclude_from_weight_decay(optimizer, model), loss=loss, weighted_metrics=metrics)
     print(
         f"{corpus.training.steps:,} batches of {BATCH} or more pairs per epoch; training "
         f"{model.count_params():,} parameters for {arguments.epochs} epochs"
     )
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    corpus.tokenizer.save(str(arguments.folder / "tokenizer.json"))
+    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=progress.every(100))]
+    if keras.backend.backend() == "tensorflow":
+        from keras_tfm.training import Resume
+
+        batches = corpus.training.dataset(epochs=arguments.epochs)
+        folder = arguments.folder / ("smoke" if arguments.smoke else "checkpoints")
+        configuration = {"epochs": arguments.epochs}
+        callbacks.append(Resume(folder, every_minutes=5, configuration=configuration))
+    else:  # without TensorFlow, and from the first step
+        batches = (corpus.training.batch(step) for step in range(steps))
     model.fit(
-        corpus.training.dataset(epochs=arguments.epochs),
+        batches,
         epochs=arguments.epochs,
         steps_per_epoch=corpus.training.steps,
         shuffle=False,
         verbose=2,
-        callbacks=[
-            Resume(
-                arguments.folder / ("smoke" if arguments.smoke else "checkpoints"),
-                every_minutes=5,
-                configuration={"epochs": arguments.epochs},
-            ),
-            keras.callbacks.LambdaCallback(on_train_batch_end=progress.every(100)),
-        ],
+        callbacks=callbacks,
     )
-    model.save(arguments.folder / "bert.keras")
+    model.save(arguments.folder / f"{arguments.model}.keras")
     return model
 
 
-def new_encoder(vocabulary_size: int, smoke: bool, segments: bool = True):
-    from keras_tfm.models import bert
+def new_encoder(vocabulary_size: int, smoke: bool, segments: bool = True, kind: str = "bert"):
+    from keras_tfm import models
     from keras_tfm.models.encoders.bert import SIZES
 
-    size = SMOKE if smoke else SIZES[SIZE]
-    return bert(vocabulary_size, max_length=LONGEST, segments=segments, **size)
+    size = dict(SMOKE if smoke else SIZES[SIZE])
+    if kind == "bert":
+        return models.bert(vocabulary_size, max_length=LONGEST, segments=segments, **size)
+    size["intermediate_dim"] = round(GATED * size["intermediate_dim"])
+    return models.modernbert(vocabulary_size, max_length=LONGEST, pad_id=PADDING, **size)
 
 
-def print_scores(corpus: Corpus, model) -> None:
+def print_scores(corpus: Corpus, model, kind: str) -> None:
     """Scores on the held-out pages, and those of a unigram baseline."""
+    next_sentence = kind == "bert"
     losses, right, follows, constant, ignorant = [], [], [], [], []
     probabilities = (corpus.counts + 1) / (corpus.counts + 1).sum()
     for step in range(corpus.test.steps):
         inputs, labels, weights = corpus.test.batch(step)
-        logits = {name: np.asarray(x) for name, x in model.predict_on_batch(inputs).items()}
+        logits = model.predict_on_batch(inputs)
+        if not next_sentence:
+            labels, weights, logits = ({"tokens": x} for x in (labels, weights, logits))
+        logits = {name: np.asarray(x) for name, x in logits.items()}
         hidden = weights["tokens"] > 0
         answers, scores = labels["tokens"][hidden], logits["tokens"][hidden].astype("float64")
         largest = scores.max(axis=1)
@@ -230,12 +268,20 @@ def print_scores(corpus: Corpus, model) -> None:
         right += list(scores.argmax(axis=1) == answers)
         constant += list(-np.log(probabilities[answers]))
         ignorant += list(answers == probabilities.argmax())
-        follows += list(logits["next_sentence"].argmax(axis=1) == labels["next_sentence"])
-    print(f"\n{len(right):,} masked pieces and {len(follows):,} pairs of held-out pages")
-    print(f"{'':24}{'loss':>8}{'accuracy':>12}{'next sentence':>18}")
-    unigrams = "unigram frequencies"
-    print(f"{'BERT':24}{np.mean(losses):>8.2f}{np.mean(right):>12.1%}{np.mean(follows):>18.1%}")
-    print(f"{unigrams:24}{np.mean(constant):>8.2f}{np.mean(ignorant):>12.1%}{0.5:>18.1%}")
+        if next_sentence:
+            follows += list(logits["next_sentence"].argmax(axis=1) == labels["next_sentence"])
+    print(f"\n{len(right):,} masked pieces of held-out pages")
+    names = {"bert": "BERT", "modernbert": "ModernBERT"}
+    lines = [
+        ("", "loss", "accuracy", "next sentence"),
+        (names[kind], f"{np.mean(losses):.2f}", f"{np.mean(right):.1%}", ""),
+        ("unigram frequencies", f"{np.mean(constant):.2f}", f"{np.mean(ignorant):.1%}", ""),
+    ]
+    if next_sentence:
+        lines[1] = (*lines[1][:3], f"{np.mean(follows):.1%}")
+        lines[2] = (*lines[2][:3], f"{0.5:.1%}")
+    for name, *values in lines:
+        print(f"{name:24}{values[0]:>8}{values[1]:>12}{values[2] if next_sentence else '':>18}")
 
 
 if __name__ == "__main__":

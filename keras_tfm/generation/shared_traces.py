@@ -102,7 +102,7 @@ def _entry_names(layer: keras.Layer) -> list[str]:
     if attention is not None and attention.causal:
         names.append(attention.name)
         if attention.merged:
-            names.append(attention.context_name)
+            names.append(attention.memory_name)
     return names if cross is None else [*names, cross.name]
 
 

@@ -547,8 +547,8 @@ class TransformerDecoderBlock(TransformerBlock):
             positions=positions,
             keys=keys,
             values=values,
-            context=context if self._is_merged else None,
-            context_mask=context_mask if self._is_merged else None,
+            memory=context if self._is_merged else None,
+            memory_mask=context_mask if self._is_merged else None,
         )
         shared: tuple[Tensor, ...] = ()
         if self._key_value == "returned":

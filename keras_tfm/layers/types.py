@@ -16,7 +16,7 @@ Config: TypeAlias = dict[str, Any]
 # Keyword arguments of a call.
 Arguments: TypeAlias = dict[str, Any]
 
-# How far a query sees: keys less than so many positions away, on both sides or (before, after).
+# A query sees keys at smaller distances than this, on both sides, or before and after it.
 Window: TypeAlias = int | tuple[int, int]
 
 Initializer: TypeAlias = str | Config | keras.Initializer

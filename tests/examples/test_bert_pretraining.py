@@ -17,12 +17,32 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_passages_are_the_page_in_like_lengths():
-    page = [list(range(5, 35)), list(range(35, 135)), [135]]
-    passages = bert_pretraining.passages(page)
+    passages = bert_pretraining.passages(np.arange(5, 136))
     assert [len(x) for x in passages] == [44, 44, 43]
     assert np.concatenate(passages).tolist() == list(range(5, 136))
     # A short page has two passages, so that one may follow the other.
-    assert [x.tolist() for x in bert_pretraining.passages([[5], [6, 7]])] == [[5, 6], [7]]
+    assert [x.tolist() for x in bert_pretraining.passages(np.arange(5, 8))] == [[5, 6], [7]]
+
+
+def test_a_corpus_is_read_from_its_file(tmp_path):
+    ids = np.arange(5, 12, dtype="uint16")
+    lengths, pages = np.array([2, 3, 2]), np.array([0, 0, 1])
+    arrays = {f"{part}_{name}": x for part in ("training", "test") for name, x in (
+        ("ids", ids), ("lengths", lengths), ("pages", pages),
+    )}  # fmt: skip
+    np.savez_compressed(tmp_path / "corpus.npz", vocabulary_size=13, **arrays)
+    inputs, labels, weights = bert_pretraining.Corpus(tmp_path / "corpus.npz", True).test.batch(0)
+    assert sorted(inputs) == ["mask_positions", "segments", "tokens"]
+    assert sorted(labels) == sorted(weights) == ["next_sentence", "tokens"]
+    alone = bert_pretraining.Corpus(tmp_path / "corpus.npz", False)
+    assert alone.vocabulary_size == 13
+    assert alone.counts.tolist() == [0] * 5 + [1] * 7 + [0]
+    only, answers, chosen = alone.test.batch(0)
+    assert sorted(only) == ["mask_positions", "tokens"]
+    for name, x in only.items():
+        np.testing.assert_array_equal(x, inputs[name])
+    np.testing.assert_array_equal(answers, labels["tokens"])
+    np.testing.assert_array_equal(chosen, weights["tokens"])
 
 
 def test_rows_are_pairs_and_half_of_them_follow():
@@ -103,5 +123,7 @@ def test_a_small_run_from_nothing_to_files_that_answer(tmp_path):
     )
     assert "run examples/bert_pretraining.py first" in early.stderr and early.returncode == 2
     assert "unigram frequencies" in run(ROOT / "examples/bert_pretraining.py")
+    modern = run(ROOT / "examples/bert_pretraining.py", "--model", "modernbert")
+    assert "ModernBERT" in modern and (tmp_path / "modernbert.keras").exists()
     said = run(ROOT / "examples/text_classification.py", "--ask", question)
     assert "TFLite, int8" in said and "subject: " in said and question in said

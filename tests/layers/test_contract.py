@@ -370,7 +370,7 @@ CASES = {
         MultiHeadSelfAttention,
         {"causal": True, "merged": True, "dropout": 0.3, **HEADS},
         (X,),
-        {"context": 2.0 * X[:, 1:], "context_mask": CONTEXT_MASK[:, : T - 1]},
+        {"memory": 2.0 * X[:, 1:], "memory_mask": CONTEXT_MASK[:, : T - 1]},
     ),
     "MultiHeadSelfAttention, masked": Case(
         MultiHeadSelfAttention,
@@ -568,7 +568,7 @@ def test_symbolic_equals_eager(case):
 def test_lengths_may_be_unknown(case):
     layer = case.make()
     inputs = [keras.Input((None, *x.shape[2:]), dtype=str(x.dtype)) for x in case.inputs]
-    required = {name: x for name, x in case.keywords.items() if name == "context"}
+    required = {name: x for name, x in case.keywords.items() if name == "memory"}
     given = {name: keras.Input((None, *x.shape[2:])) for name, x in required.items()}
     y = layer(*case.positional(inputs), **given, **case.functions)
     model = keras.Model([*inputs, *given.values()], y)

@@ -21,13 +21,13 @@ BIAS = np.random.default_rng(4).normal(size=(B, H, T, T)).astype("float32")
 CASES = {
     "causal": ({"causal": True}, {}),
     "both ways": ({}, {}),
-    "window": ({"causal": True, "window": 3}, {"context_mask": CONTEXT_MASK}),
+    "window": ({"causal": True, "window": 3}, {"memory_mask": CONTEXT_MASK}),
     "window of two sides": ({"window": (2, 3)}, {"mask": MASK}),
-    "masks": ({"causal": True}, {"mask": MASK, "context_mask": CONTEXT_MASK}),
-    "masks, both ways": ({}, {"mask": MASK, "context_mask": CONTEXT_MASK}),
+    "masks": ({"causal": True}, {"mask": MASK, "memory_mask": CONTEXT_MASK}),
+    "masks, both ways": ({}, {"mask": MASK, "memory_mask": CONTEXT_MASK}),
     "pairs": (
         {"causal": True, "soft_cap": 1.5},
-        {"attention_mask": PAIRS, "attention_bias": BIAS, "context_mask": CONTEXT_MASK},
+        {"attention_mask": PAIRS, "attention_bias": BIAS, "memory_mask": CONTEXT_MASK},
     ),
     "pairs, both ways": ({}, {"attention_mask": PAIRS, "attention_bias": BIAS}),
 }
@@ -50,11 +50,11 @@ def attention(**options):
         position=layers.RotaryEmbedding(50.0), **norms, **options,
     )  # fmt: skip
     sample = np.ones((1, 2, D), "float32")
-    layer(sample, context=sample)
+    layer(sample, memory=sample)
     return randomize(layer, seed=1)
 
 
-def expected(layer, x, context, mask=None, context_mask=None, attention_mask=None, **more):
+def expected(layer, x, context, mask=None, memory_mask=None, attention_mask=None, **more):
     """In float64, one query of one head after the other."""
     x, context = x.astype("float64"), context.astype("float64")
     bias = more.get("attention_bias")
@@ -74,7 +74,7 @@ def expected(layer, x, context, mask=None, context_mask=None, attention_mask=Non
         g = h // (H // G)
         seen = sight[t] & (True if mask is None else mask[b])
         seen = seen & (True if attention_mask is None else attention_mask[b, t])
-        there = np.ones(S, bool) if context_mask is None else context_mask[b]
+        there = np.ones(S, bool) if memory_mask is None else memory_mask[b]
         keys = np.concatenate([k[b, g], heads("key", context)[b, g]])
         scores = 0.6 * keys @ q[b, h, t]
         if layer.soft_cap is not None:
@@ -93,7 +93,7 @@ def expected(layer, x, context, mask=None, context_mask=None, attention_mask=Non
 def test_is_one_softmax(x, context, case, mode):
     options, masks = CASES[case]
     layer = attention(**options)
-    y = execute(mode, lambda given: layer(**given), {"x": x, "context": context, **masks})
+    y = execute(mode, lambda given: layer(**given), {"x": x, "memory": context, **masks})
     assert_close(y, expected(layer, x, context, **masks), TOLERANCE)
 
 
@@ -101,34 +101,34 @@ def test_lengths_may_be_unknown_and_masks_implicit():
     tokens, source = (keras.Input((None,), dtype="int32") for _ in range(2))
     table = layers.TokenEmbedding(11, D, mask_zero=True)
     layer = attention(causal=True)
-    model = keras.Model([tokens, source], layer(table(tokens), context=table(source)))
+    model = keras.Model([tokens, source], layer(table(tokens), memory=table(source)))
     x, context = np.array([[3, 4, 5, 0], [6, 7, 8, 9]]), np.array([[5, 6, 7], [8, 0, 0]])
-    y = layer(table(x), context=table(context), mask=x > 0, context_mask=context > 0)
+    y = layer(table(x), memory=table(context), mask=x > 0, memory_mask=context > 0)
     assert_close(model([x, context]), to_numpy(y), TOLERANCE)
     assert_close(model([x[1:], context[1:, :1]]), to_numpy(y)[1:], TOLERANCE)
 
 
 def test_padding_that_is_not_finite_changes_nothing(x, context):
-    layer, masks = attention(causal=True), {"mask": MASK, "context_mask": CONTEXT_MASK}
-    y = to_numpy(layer(x, context=context, **masks))
+    layer, masks = attention(causal=True), {"mask": MASK, "memory_mask": CONTEXT_MASK}
+    y = to_numpy(layer(x, memory=context, **masks))
     x[~MASK], context[~CONTEXT_MASK] = np.nan, np.inf
-    assert_close(to_numpy(layer(x, context=context, **masks))[MASK], y[MASK], 0.0)
+    assert_close(to_numpy(layer(x, memory=context, **masks))[MASK], y[MASK], 0.0)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_long_sequences_are_computed_in_blocks(monkeypatch, x, context, causal):
     layer = attention(causal=causal, window=3)
-    whole = to_numpy(layer(x, context=context, context_mask=CONTEXT_MASK))
+    whole = to_numpy(layer(x, memory=context, memory_mask=CONTEXT_MASK))
     monkeypatch.setattr(blockwise, "FEW", 1)
     monkeypatch.setattr(blockwise, "BLOCK", 3)
-    blocks = layer(x, context=context, context_mask=CONTEXT_MASK)
+    blocks = layer(x, memory=context, memory_mask=CONTEXT_MASK)
     assert_close(blocks, whole, TOLERANCE)
 
 
 def test_leading_axes(x, context):
     layer = attention(causal=True)
-    y = to_numpy(layer(x, context=context))
-    assert_close(layer(x[None], context=context[None]), y[None], TOLERANCE)
+    y = to_numpy(layer(x, memory=context))
+    assert_close(layer(x[None], memory=context[None]), y[None], TOLERANCE)
 
 
 def block(**options):
@@ -177,7 +177,7 @@ def test_steps_are_a_full_pass(x, context, scope, masked, window):
 def test_a_probe_has_columns_for_both(x, context):
     layer = attention(causal=True)
     with layers.AttentionProbe() as probe:
-        layer(x, context=context, context_mask=CONTEXT_MASK)
+        layer(x, memory=context, memory_mask=CONTEXT_MASK)
     (weights,) = (to_numpy(y) for y in probe.maps.values())
     assert weights.shape == (B, H, T, T + S)
     np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-6)
@@ -198,12 +198,12 @@ def test_a_block_passes_its_context(x, context):
 
 
 def test_what_does_not_fit_is_refused(x, context):
-    with pytest.raises(ValueError, match="a context is required with merged=True"):
+    with pytest.raises(ValueError, match="a memory is required with merged=True"):
         attention()(x)
-    with pytest.raises(ValueError, match="a context is for merged=True"):
-        layers.MultiHeadSelfAttention(2)(x, context=context)
-    with pytest.raises(ValueError, match=r"context must have shape .* = \(2, 5, 10\), got"):
-        attention()(x, context=context[..., :-1])
+    with pytest.raises(ValueError, match="a memory is for merged=True"):
+        layers.MultiHeadSelfAttention(2)(x, memory=context)
+    with pytest.raises(ValueError, match=r"memory must have shape .* = \(2, 5, 10\), got"):
+        attention()(x, memory=context[..., :-1])
     for options in ({"key_value": "returned", "causal": True}, {"position": layers.ALiBi()}):
         with pytest.raises(ValueError, match='merged=True needs key_value="own"'):
             layers.MultiHeadSelfAttention(2, merged=True, **options)

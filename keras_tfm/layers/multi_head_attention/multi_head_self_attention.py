@@ -51,7 +51,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             `x`, or `key`. "returned": likewise, and the layer returns them, too, for layers with
             "given", which have no projections of keys and values, and no KV cache: sharing across
             layers, as in Gemma 4 (arXiv:2405.12981). Only with `causal`.
-        merged: bool, whether queries also see the tokens of a context, in the same softmax, with
+        merged: bool, whether queries also see the tokens of a memory, in the same softmax, with
             keys and values from the same projections, and without positions (merged attention of
             T5Gemma 2, arXiv:2512.14856).
         **kwargs: the other arguments of `MultiHeadAttention`.
@@ -72,10 +72,10 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             `DecodingScope`.
         keys, values: (..., T, G K) and (..., T, G V), what a layer with the same window returned,
             with `key_value="given"`.
-        context: (..., S, D), with `merged=True`. The masks and the bias of pairs are for `x` alone:
-            every token sees the whole context.
-        context_mask: (..., S), boolean, True = token, False = padding. Default: the mask that
-            `context` carries.
+        memory: (..., S, D), the context of a layer with `merged=True`, such as an encoder's output.
+            The masks and the bias of pairs are for `x` alone: every token sees the whole memory.
+        memory_mask: (..., S), boolean, True = token, False = padding. Default: the mask that
+            `memory` carries.
         x_mask: boolean, the mask that `x` carries; filled in by Keras when a call has several
             tensors.
 
@@ -84,7 +84,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         `key_value="returned"` a tuple of it, the keys (..., T, G K) and the values (..., T, G V).
 
     Inside a `DecodingScope` a causal layer stores its keys and values in the scope's KV cache. A
-    context is projected in the first step only.
+    memory is projected in the first step only.
     Above two million scores per head, if the lengths are known when the graph is made, attention is
     computed in blocks that the backward pass recomputes: memory grows with T instead of T^2.
 
@@ -168,7 +168,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         if self.key_value == "given":
             del widths["key"], widths["value"]
         biased = self._biased & widths.keys()
-        # A context has no queries: a part of a fused kernel would be stored twice in files.
+        # A memory has no queries: a part of a fused kernel would be stored twice in files.
         self._is_fused = len(widths) > 1 and len(biased) in (0, len(widths)) and not self.merged
         if self._is_fused:
             self.query_key_value = self._dense(
@@ -191,8 +191,8 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         positions: Tensor | None = None,
         keys: Tensor | None = None,
         values: Tensor | None = None,
-        context: Tensor | None = None,
-        context_mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
         x_mask: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
@@ -203,7 +203,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
                 f"{self.name}: keys and values are "
                 + ('required with key_value="given"' if is_given else 'for key_value="given"')
             )
-        self._check_context(x, context)
+        self._check_memory(x, memory)
         mask = x_mask if mask is None else mask
         scope = current_scope.get()
         if mask is not None:
@@ -235,7 +235,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
                 scope.share(keys, step)
         if step is not None:
             mask = step.mask
-        other = None if context is None else self._cached_context(context, context_mask)
+        other = None if memory is None else self._cached_memory(memory, memory_mask)
         if step is not None and step.entry is not None:
             y = self._step(q, k, v, step, attention_mask, attention_bias, where, training, other)
         else:
@@ -251,25 +251,25 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         y = self.output_projection(y)
         return (y, keys, values) if self.key_value == "returned" else y
 
-    def _check_context(self, x: Tensor, context: Tensor | None) -> None:
-        if self.merged != (context is not None):
+    def _check_memory(self, x: Tensor, memory: Tensor | None) -> None:
+        if self.merged != (memory is not None):
             raise ValueError(
-                f"{self.name}: a context is "
+                f"{self.name}: a memory is "
                 + ("required with merged=True" if self.merged else "for merged=True")
             )
-        if context is not None:
-            expected = (*x.shape[:-2], context.shape[-2], x.shape[-1])
-            masks.check_shape(context, "context", expected, "(..., S, D)")
+        if memory is not None:
+            expected = (*x.shape[:-2], memory.shape[-2], x.shape[-1])
+            masks.check_shape(memory, "memory", expected, "(..., S, D)")
 
-    def _cached_context(self, context: Tensor, mask: Tensor | None) -> tuple[Entry, Tensor | None]:
-        """Keys and values of a context, a cache entry, and its mask (..., S).
+    def _cached_memory(self, memory: Tensor, mask: Tensor | None) -> tuple[Entry, Tensor | None]:
+        """Keys and values of a memory, a cache entry, and its mask (..., S).
 
         Outside of a `DecodingScope` the entry is made in every call.
         """
-        mask = masks.key_mask("context_mask", mask, context)
+        mask = masks.key_mask("memory_mask", mask, memory)
 
         def project() -> tuple[Tensor, Tensor]:
-            x = finite_padding(context, mask)
+            x = finite_padding(memory, mask)
             key = split_heads(self._project_key(x), self._groups)
             value = split_heads(self._project_value(x), self._groups)
             if self.key_norm is not None:
@@ -281,12 +281,12 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         scope = current_scope.get()
         if scope is None or not self.causal:
             return make_entry(*project(), transposed=False), mask
-        return scope.recall(self.context_name, mask, project)
+        return scope.recall(self.memory_name, mask, project)
 
     @property
-    def context_name(self) -> str:
-        """The name of the cache entries of a context."""
-        return f"{self.name}_context"
+    def memory_name(self) -> str:
+        """The name of the cache entries of a memory."""
+        return f"{self.name}_memory"
 
     def _merge(
         self,
