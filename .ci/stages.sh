@@ -163,6 +163,13 @@ pytest() {
     .venv/bin/python -m pytest "$@"
 }
 
+# Without the tests that have passed under the README's command, if it has run: those that lacked a package.
+not_yet_passed() {
+    local without=()
+    [[ ! -f $WORK/passed ]] || without=(--without "$WORK/passed")
+    pytest "${without[@]}" "$@"
+}
+
 # --- the stages of .ci/run
 
 # Without TensorFlow: for the layers, and for the docs the packages of the extra alone.
@@ -189,7 +196,7 @@ stage_readme() {
     rm -rf .venv
     command=$(grep -F -- '-m pytest' README.md)
     echo "$command"
-    bash -c "$command"
+    PYTEST_ADDOPTS="${PYTEST_ADDOPTS:-} --passed-to=$WORK/passed" bash -c "$command"
 }
 
 stage_extras() {
@@ -257,7 +264,7 @@ PEERS=(
     tests/training/test_{detection,contrastive_loss,layer_decay}.py
 )
 stage_peers() {
-    pytest --fail-on-skip "${PEERS[@]}"
+    not_yet_passed --fail-on-skip "${PEERS[@]}"
 }
 
 # The tests that the README's extra leaves out: keras-hub, tensorflow-text, scikit-learn, a notebook,
@@ -275,7 +282,7 @@ WITH_HUB=(
     "tests/test_docs.py::test_a_guide_runs_and_prints_what_it_says[litertlm]"
 )
 stage_hub() {
-    pytest -n 0 --fail-on-skip "${WITH_HUB[@]}"
+    not_yet_passed -n 0 --fail-on-skip "${WITH_HUB[@]}"
 }
 
 browser() {

@@ -66,6 +66,8 @@ def pytest_addoption(parser):
         action="store_true",
         help="a skipped test is a failure: for stages of CI that install all that is needed",
     )
+    parser.addoption("--passed-to", metavar="FILE", help="write the tests that passed to FILE")
+    parser.addoption("--without", metavar="FILE", help="leave out the tests that are in FILE")
 
 
 def pytest_configure(config):
@@ -90,7 +92,11 @@ def pytest_ignore_collect(collection_path, config):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if config.option.without:
+        known = {*Path(config.option.without).read_text().splitlines()}
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in known])
+        items[:] = [item for item in items if item.nodeid not in known]
     fast = {TESTS / name for name in FAST}
     for item in items:
         slow = item.get_closest_marker("slow") or any(x in item.name for x in NOT_FAST)
@@ -179,6 +185,11 @@ def pytest_runtest_teardown(item, nextitem):
 
 def pytest_sessionfinish(session, exitstatus):
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if session.config.option.fail_on_skip and reporter and reporter.stats.get("skipped"):
+    if not reporter:  # a worker
+        return
+    if session.config.option.passed_to:
+        passed = [report.nodeid for report in reporter.stats.get("passed", [])]
+        Path(session.config.option.passed_to).write_text("".join(f"{x}\n" for x in passed))
+    if session.config.option.fail_on_skip and reporter.stats.get("skipped"):
         session.exitstatus = 1
         reporter.write_line("skipped tests fail this run: --fail-on-skip")
