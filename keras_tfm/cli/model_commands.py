@@ -122,7 +122,7 @@ def export(
         str | None,
         typer.Option(
             help="Length of the source in ids, or several: 32,128; or a length for each input: "
-            "text=32,frames=100."
+            "text=32,frames=100. Of a .litertlm file, of a model of embeddings alone."
         ),
     ] = None,
     prompt_lengths: Annotated[
@@ -243,7 +243,6 @@ def export(
     if format_ is Format.litertlm:
         others: dict[str, str | Path | None] = {
             "--signatures": signatures,
-            "--lengths": lengths,
             "--target": target,
             "--prompt": prompt,
         }
@@ -255,13 +254,10 @@ def export(
         given += ["--beam"] * (beam > 1) + ["--batch-size"] * (batch_size > 1)
         if given:
             raise typer.BadParameter(f"is not for --format {format_}", param_hint=f"'{given[0]}'")
-        if not is_checkpoint(model) and (max_length is None or end_id is None):
-            raise typer.BadParameter(
-                f"--format {format_} needs it", param_hint="'--max-length', '--end'"
-            )
     with work("loading TensorFlow"):
         from keras_tfm.export import export_litertlm, export_tflite
         from keras_tfm.export.checkpoints import Taken, export_arguments
+        from keras_tfm.export.litertlm.embedder import is_embedder
         from keras_tfm.generation import Beam
     template = None
     if chat_template is not None:
@@ -276,6 +272,12 @@ def export(
     }
     checkpoint = load_folder(model, custom, **options) if is_checkpoint(model) else None
     loaded = load_model(model, custom, **options) if checkpoint is None else checkpoint.model
+    embeds = format_ is Format.litertlm and is_embedder(loaded)
+    if format_ is Format.litertlm and checkpoint is None and not embeds:
+        if max_length is None or end_id is None:
+            raise typer.BadParameter(
+                f"--format {format_} needs it", param_hint="'--max-length', '--end'"
+            )
     arguments: dict[str, Any] = {
         "signatures": signatures and [name.strip() for name in signatures.split(",")],
         "source_length": source_length,
@@ -310,7 +312,8 @@ def export(
     }
     with work(f"exporting {model.name}", EXPORT_OPTIONS):
         if format_ is Format.litertlm:
-            names = ("max_length", "start_id", "end_id", "tokenizer", "chat_template")
+            names = ["max_length", "start_id", "end_id", "tokenizer", "chat_template"]
+            names += ["source_length"] * (embeds or lengths is not None)
             chosen = {name: arguments[name] for name in names}
             report = export_litertlm(
                 loaded, output, prefill_lengths=prompt_length, **chosen, **common

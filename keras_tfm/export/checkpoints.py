@@ -336,10 +336,10 @@ def _take_folder(
         if "end_id" not in given:
             _take_end(made, ids, model)
         _take_generation(made, ids, own, model, roles, given, is_litertlm)
-    if is_litertlm and "start_id" not in given:
+    if is_litertlm and writes and "start_id" not in given:
         _take_start(made, ids)
     of_sources = _with_open_length(model, writes)
-    if "source_length" not in given and of_sources and not is_litertlm:
+    if "source_length" not in given and of_sources and not (is_litertlm and writes):
         lengths = _source_lengths(model, of_sources, _longest_text(folder, own))
         made.take("source_length", lengths)
 

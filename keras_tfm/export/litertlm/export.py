@@ -1,6 +1,6 @@
 """Exports a decoder-only language model to one .litertlm file, for LiteRT-LM."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -11,6 +11,7 @@ from keras_tfm.export import files
 from keras_tfm.export.checkpoints import accept_checkpoints
 from keras_tfm.export.graph.composites import mark_rms_norms
 from keras_tfm.export.graph.conversion import exportable
+from keras_tfm.export.litertlm.embedder import export_embedder, is_embedder
 from keras_tfm.export.litertlm.package import (
     Chat,
     chat_of,
@@ -43,7 +44,8 @@ _TOKENS = "tokens"
 class LiteRTLMArguments(TypedDict, total=False):
     """The arguments of `export_litertlm` that describe generation and weights.
 
-    `max_length` and `end_id` are required, the others optional keyword arguments.
+    `max_length` and `end_id` are required of a model that writes; a model of embeddings takes
+    `source_length`, `keep_float`, `keep_int8`, `tolerance`, and no other.
 
     Attributes:
         max_length: int, maximum number of tokens of a conversation: prompts and answers. The caches
@@ -59,6 +61,8 @@ class LiteRTLMArguments(TypedDict, total=False):
         keep_float, keep_int8: list of str, layers whose weights keep more bits, as in
             `export_tflite`.
         tolerance: float, the largest allowed relative error of the logits, as in `verify`.
+        source_length: int or list of int, of a model of embeddings: the numbers of tokens of a
+            text, special tokens included, each of which has a signature.
         accelerator: str, "cpu". "gpu" is an error, because LiteRT-LM's GPU backend does not run the
             graphs that `export_tflite` writes for a GPU; docs/litertlm.md has what was tried.
         cache: str, "float32". "int8" is an error, because LiteRT-LM passes no scales between steps.
@@ -75,6 +79,7 @@ class LiteRTLMArguments(TypedDict, total=False):
     keep_float: Sequence[str]
     keep_int8: Sequence[str]
     tolerance: float | None
+    source_length: int | Sequence[int] | None
     accelerator: str
     cache: str
 
@@ -103,9 +108,15 @@ def export_litertlm(
     text that it generates greedily must be that of the model, for prompts of one token, around the
     length of the shortest prefill, and near the end of the cache.
 
+    A model of embeddings, ids (B, T) -> vectors (B, D), such as `models.sentence_embedding` makes,
+    becomes a file for LiteRT-LM's `EmbeddingEngine`, with a signature for each `source_length`. It
+    is verified with texts of one token, around each length, and longer ones, which the engine
+    truncates or embeds in parts: vectors must be those of the file's graph, and the model's as far
+    as the rounding of the weights allows. The engine adds no prompt such as "query: " to a text.
+
     Args:
-        model: functional `keras.Model` with one input of ids (B, T) and logits (B, T, V). A model
-            in mixed precision is exported in float32. Or a `CausalLM` of KerasHub, the folder of a
+        model: functional `keras.Model` with one input of ids (B, T) and logits (B, T, V), or
+            vectors (B, D). A model in mixed precision is exported in float32. Or a `CausalLM` of KerasHub, the folder of a
             preset, or a folder of transformers: what is left open of `tokenizer`, `chat_template`,
             `max_length`, `start_id` and `end_id` is then theirs, as of `export_tflite`.
         path: str or Path, the file, which ends in ".litertlm". It is written completely or not at
@@ -122,8 +133,8 @@ def export_litertlm(
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
         generation: lengths, special tokens and sampling, documented in `LiteRTLMArguments`:
             `max_length`, `start_id`, `end_id`, `prefill_lengths`, `strategy`, `keep_float`,
-            `keep_int8`, `tolerance`, `accelerator`, `cache`. `max_length` and `end_id` are
-            required.
+            `keep_int8`, `tolerance`, `source_length`, `accelerator`, `cache`. `max_length` and
+            `end_id` are required of a model that writes.
 
     Returns:
         A report, as of `export_tflite`. In its verification, the row "LiteRT-LM" compares the text
@@ -182,8 +193,9 @@ def export_litertlm(
         raise ValueError(f"path must end in .litertlm, got {path}")
     refuse_keras_hub(model)
     given, model = model, exportable(model)
+    embeds = is_embedder(model)
     others = interface_of(model).names
-    if len(others) > 1:
+    if len(others) > 1 and not embeds:
         raise ValueError(
             f"{model.name} has the inputs {others}: LiteRT-LM runs decoder-only models and has no "
             "encoder role; use export_tflite, whose files have 'encode' and 'generate'"
@@ -197,7 +209,11 @@ def export_litertlm(
             "quantization must be float32, float16, int8 or int4 for a .litertlm file, "
             "got 'int8_full'"
         )
-    if max_length is None or generation.get("end_id") is None:
+    if embeds:
+        _check_embedder(model, {**generation, "chat_template": chat_template})
+    elif generation.get("source_length") is not None:
+        raise ValueError(f"source_length is for a model of embeddings, {model.name} writes text")
+    elif max_length is None or generation.get("end_id") is None:
         raise ValueError(
             "a .litertlm file needs max_length and the end_id of answers, got "
             f"max_length={max_length} and end_id={generation.get('end_id')}"
@@ -214,6 +230,19 @@ def export_litertlm(
         check_runtime()
     files.check_file(path, overwrite)
     warn_if_short(model, quantization, verify)
+    if embeds:
+        return export_embedder(
+            model,
+            path,
+            tokenizer,
+            quantized,
+            generation.get("source_length"),
+            generation.get("tolerance"),
+            verify,
+            overwrite,
+            quantized_models({given.name: given}),
+        )
+    assert max_length is not None
     request = Request(
         model,
         ["prefill", "decode"],
@@ -271,6 +300,29 @@ def export_litertlm(
         verify=compare if verify else None,
         dequantized=quantized_models({given.name: given}),
     )
+
+
+def _check_embedder(model: keras.Model, given: Mapping[str, object]) -> None:
+    """Raises if an argument is for models that write text, or the lengths are missing."""
+    of_writers = (
+        "max_length",
+        "start_id",
+        "end_id",
+        "prefill_lengths",
+        "strategy",
+        "chat_template",
+    )
+    others = [name for name in of_writers if given.get(name) is not None]
+    if others:
+        raise ValueError(
+            f"{model.name} returns vectors: {', '.join(others)} are for models that write text"
+        )
+    is_open = interface_of(model).inputs[interface_of(model).names[0]].is_open
+    if given.get("source_length") is None and is_open:
+        raise ValueError(
+            "a .litertlm file of embeddings needs source_length, the lengths of texts in tokens, "
+            "got None"
+        )
 
 
 def _prefill_lengths(lengths: Sequence[int] | None, max_length: int) -> Sequence[int]:

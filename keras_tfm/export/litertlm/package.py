@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -217,7 +217,6 @@ def write_package(
         sampler: `Sampler`, the default.
         chat: `Chat` or None, the format of conversations.
     """
-    builder = import_builder("litertlm_builder")
     messages = import_builder("runtime.proto.llm_metadata_pb2")
     parameters = import_builder("runtime.proto.sampler_params_pb2").SamplerParameters
     metadata = messages.LlmMetadata(
@@ -239,8 +238,67 @@ def write_package(
         metadata.jinja_prompt_template = jinja(*chat)
         metadata.prompt_templates.user.prefix = chat.template.first
         metadata.prompt_templates.user.suffix = chat.template.answer
+    _write(
+        path,
+        tokenizer,
+        {"PREFILL_DECODE": model},
+        lambda package, file: package.add_llm_metadata(file),
+        metadata.SerializeToString(),
+    )
+
+
+def write_embedder(
+    path: Path,
+    model: Path,
+    lookup: Path,
+    tokenizer: Form,
+    *,
+    start_id: int | None,
+    end_id: int | None,
+) -> None:
+    """Writes a .litertlm file for LiteRT-LM's `EmbeddingEngine`.
+
+    Args:
+        path: Path of the file, which does not exist yet. Files with the parts are written beside.
+        model: Path of the .tflite file with the signatures `encoder_<N>`.
+        lookup: Path of the .tflite file that takes an id to what the encoders take.
+        tokenizer: `Form`, a tokenizer.json or a SentencePiece model.
+        start_id, end_id: int or None, the tokens before and behind every text.
+    """
+    messages = import_builder("runtime.proto.embedding_metadata_pb2")
+    metadata = messages.EmbeddingMetadata()
+    metadata.embedding_model_type.generic_model.SetInParent()
+    for token, one in ((metadata.bos_token, start_id), (metadata.eos_token, end_id)):
+        if one is not None:
+            token.token_ids.ids.append(one)
+    _write(
+        path,
+        tokenizer,
+        {"TEXT_ENCODER": model, "EMBEDDER": lookup},
+        lambda package, file: package.add_embedding_metadata(file),
+        metadata.SerializeToString(),
+    )
+
+
+def _write(
+    path: Path,
+    tokenizer: Form,
+    models: Mapping[str, Path],
+    add_metadata: Callable[[Any, str], object],
+    metadata: bytes,
+) -> None:
+    """Writes a package.
+
+    Args:
+        path: as in `write_package`.
+        tokenizer: as in `write_package`.
+        models: paths of .tflite files by the name of their section's type.
+        add_metadata: function of the builder and the path of the metadata.
+        metadata: the bytes of that message.
+    """
+    builder = import_builder("litertlm_builder")
     metadata_path = path.with_name("metadata.pb")
-    metadata_path.write_bytes(metadata.SerializeToString())
+    metadata_path.write_bytes(metadata)
     tokenizer_path = path.with_name(f"tokenizer{tokenizer.ending}")
     tokenizer_path.write_bytes(tokenizer.content)
 
@@ -248,12 +306,13 @@ def write_package(
     package.add_system_metadata(
         builder.Metadata(key="keras_tfm", value=__version__, dtype=builder.DType.STRING)
     )
-    package.add_llm_metadata(str(metadata_path))
+    add_metadata(package, str(metadata_path))
     if tokenizer.ending == ".json":
         package.add_hf_tokenizer(str(tokenizer_path))
     else:
         package.add_sentencepiece_tokenizer(str(tokenizer_path))
-    package.add_tflite_model(str(model), builder.TfLiteModelType.PREFILL_DECODE)
+    for kind, file in models.items():
+        package.add_tflite_model(str(file), builder.TfLiteModelType[kind])
     with path.open("xb") as file:
         package.build(file, validate_metadata=True)
         file.flush()

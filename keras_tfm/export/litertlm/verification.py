@@ -2,7 +2,7 @@
 
 import importlib.util
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -149,15 +149,22 @@ def _prompts(
 ) -> list[tuple[str, list[int]]]:
     """Texts with these numbers of tokens, or slightly fewer, and their ids with the start token."""
     start = [] if request.start_id is None else [request.start_id]
-    random = np.random.default_rng(0)
-    some = random.permutation(tokenizer.size)[:1000].tolist()
-    pieces = [text for text in (tokenizer.decode([i]) for i in some) if text.isprintable()]
-    pieces = [text for text in pieces if text.strip() and "\ufffd" not in text] or ["a"]
 
     def ids_of(text: str) -> list[int]:
         ids = tokenizer.encode_prompt(text, request.end_ids)
         return start + (ids[1:] if start and ids[:1] == start else ids)
 
+    return texts_of_lengths(tokenizer, ids_of, lengths)
+
+
+def texts_of_lengths(
+    tokenizer: Tokenizer, ids_of: Callable[[str], list[int]], lengths: Sequence[int]
+) -> list[tuple[str, list[int]]]:
+    """Random texts with these numbers of tokens, in ascending order, or slightly fewer, and their ids."""
+    random = np.random.default_rng(0)
+    some = random.permutation(tokenizer.size)[:1000].tolist()
+    pieces = [text for text in (tokenizer.decode([i]) for i in some) if text.isprintable()]
+    pieces = [text for text in pieces if text.strip() and "\ufffd" not in text] or ["a"]
     text = ""
     result: list[tuple[str, list[int]]] = []
     for length in lengths:

@@ -169,7 +169,7 @@ def inspection_fields(name: str | Path, source: Path | bytes, manifest: Manifest
 
 
 def inspect_subgraphs(content: Content) -> list[Subgraph]:
-    """The subgraphs of a .tflite file, each delegated to XNNPACK separately."""
+    """The subgraphs of a .tflite file with operators, each delegated to XNNPACK separately."""
     schema = import_litert("schema_py_generated")
     names = {
         code: name
@@ -185,6 +185,8 @@ def inspect_subgraphs(content: Content) -> list[Subgraph]:
     ]
     result = []
     for index, graph in enumerate(model.subgraphs):
+        if not len(graph.operators):
+            continue
         operators = Counter(operator_names[x.opcodeIndex] for x in graph.operators)
         try:
             # Which nodes XNNPACK runs does not depend on weights, of which it makes copies.

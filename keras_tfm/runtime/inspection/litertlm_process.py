@@ -18,17 +18,21 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
         path: str, the .litertlm file.
         questions: dict. "prompts": list of dicts with the "text" of a prompt, the number of tokens
             to generate ("count"), and the "tokens" to expect. "conversations": list of lists of
-            messages, dicts with a "role" and a "content".
+            messages, dicts with a "role" and a "content". Or, of a file of embeddings,
+            "embeddings": list of dicts with a "text" and the "strategy" for one that is too long.
 
     Returns:
         A dict. "prompts": for each prompt the "ids" of its text, the generated "text", the texts of
         the first 0, 1, 2... tokens that were expected ("expected"), and the milliseconds per token
         ("ms"). "conversations": the text of each conversation in the template of the file.
+        "embeddings": for each text its "vector", and the milliseconds that it took ("ms").
     """
     import litert_lm
 
     litert_lm.set_min_log_severity(litert_lm.LogSeverity.ERROR)
     greedy = litert_lm.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0)
+    if "embeddings" in questions:
+        return {"embeddings": _embed(path, questions["embeddings"])}
     answers: dict[str, Any] = {"prompts": [], "conversations": []}
     # No cache of packed weights beside the file.
     with litert_lm.Engine(path, litert_lm.Backend.CPU(), cache_dir=":nocache") as engine:
@@ -57,6 +61,23 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
             with engine.create_conversation(messages=messages[:-1]) as conversation:
                 rendered = conversation.render_message_to_string(messages[-1])
             answers["conversations"].append(rendered)
+    return answers
+
+
+def _embed(path: str, questions: list[dict[str, str]]) -> list[dict[str, Any]]:
+    import litert_lm
+
+    answers = []
+    engine = litert_lm.EmbeddingEngine(path, litert_lm.Backend.CPU(), cache_dir=":nocache")
+    for question in questions:
+        options = litert_lm.EmbeddingOptions(
+            normalize=False,
+            input_overflow_strategy=litert_lm.InputOverflowStrategy[question["strategy"]],
+        )
+        start = time.perf_counter()
+        response = engine.compute_embedding(question["text"], options)
+        ms = 1e3 * (time.perf_counter() - start)
+        answers.append({"vector": response.embedding, "ms": ms})
     return answers
 
 

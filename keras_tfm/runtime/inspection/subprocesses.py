@@ -55,6 +55,9 @@ def run_module(
 def _cause(log: str) -> str:
     """The line of a log that gives the cause of a failure."""
     lines = [x for x in log.strip().splitlines() if not x.startswith("INFO: ")]
-    # LiteRT-LM logs the cause as an error, and then raises an exception without it.
-    logged = [x.partition("] ")[2] for x in lines if x.startswith("E0000 ")]
-    return (logged[:1] or lines[-1:] or ["no message"])[0]
+    # LiteRT-LM logs the cause as an error, perhaps below a line with its own place in the source,
+    # and then raises an exception without it.
+    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith("E0000 "):
+            return below[2:] if below.startswith("\u2514 ") else line.partition("] ")[2]
+    return (lines[-1:] or ["no message"])[0]
