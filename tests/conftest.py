@@ -124,7 +124,13 @@ def keep_kernels():
 
     clear = context.pywrap_tfe.TFE_ContextClearCaches
     context.pywrap_tfe.TFE_ContextClearCaches = lambda handle: None
-    return lambda: clear(context.context()._handle)
+
+    def clear_kernels():
+        handle = context.context()._context_handle
+        if handle is not None:  # before the first operation there is none
+            clear(handle)
+
+    return clear_kernels
 
 
 @pytest.fixture

@@ -273,11 +273,11 @@ def export(
     checkpoint = load_folder(model, custom, **options) if is_checkpoint(model) else None
     loaded = load_model(model, custom, **options) if checkpoint is None else checkpoint.model
     embeds = format_ is Format.litertlm and is_embedder(loaded)
-    if format_ is Format.litertlm and checkpoint is None and not embeds:
-        if max_length is None or end_id is None:
-            raise typer.BadParameter(
-                f"--format {format_} needs it", param_hint="'--max-length', '--end'"
-            )
+    told = checkpoint is not None or embeds or (max_length is not None and end_id is not None)
+    if format_ is Format.litertlm and not told:
+        raise typer.BadParameter(
+            f"--format {format_} needs it", param_hint="'--max-length', '--end'"
+        )
     arguments: dict[str, Any] = {
         "signatures": signatures and [name.strip() for name in signatures.split(",")],
         "source_length": source_length,

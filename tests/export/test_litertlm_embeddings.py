@@ -1,4 +1,4 @@
-"""export_litertlm of models of embeddings: the vectors of Google's EmbeddingEngine are the model's."""
+"""export_litertlm of models of embeddings: Google's EmbeddingEngine gives the model's vectors."""
 
 import sys
 

@@ -1,10 +1,10 @@
 """Exports a model of embeddings to a .litertlm file, for LiteRT-LM's `EmbeddingEngine`.
 
-The engine takes a text to ids, puts `bos_token` before and `eos_token` behind them, looks each id up
-in the section EMBEDDER, and gives the vectors, with those of id 0 behind them, to the signature
-`encoder_<N>` of the section TEXT_ENCODER that is long enough. Nothing tells that signature how long
-the text is. So here the vector of an id is the id itself, as a number, and the encoder holds the
-whole model: what comes after the last id that is not 0 is padding.
+The engine turns a text into ids, puts `bos_token` before and `eos_token` behind them, looks up a
+vector for each id in the section EMBEDDER, and runs the shortest signature `encoder_<N>` of the
+section TEXT_ENCODER with them, with vectors of id 0 as padding. Nothing tells that signature the
+length of the text. So here the vector of an id is the id itself, as a number, and the encoder holds
+the whole model: what comes after the last id that is not 0 is padding.
 
 Example:
 
@@ -148,7 +148,7 @@ def _tokens_of(model: keras.Model) -> str:
 
 
 def _without_lengths(form: Form) -> Form:
-    """A tokenizer that neither truncates nor pads: LiteRT-LM would do both before special tokens."""
+    """A tokenizer that neither truncates nor pads, as LiteRT-LM does after it."""
     if form.ending != ".json":
         return form
     from tokenizers import Tokenizer as Json

@@ -116,9 +116,10 @@ def export_litertlm(
 
     Args:
         model: functional `keras.Model` with one input of ids (B, T) and logits (B, T, V), or
-            vectors (B, D). A model in mixed precision is exported in float32. Or a `CausalLM` of KerasHub, the folder of a
-            preset, or a folder of transformers: what is left open of `tokenizer`, `chat_template`,
-            `max_length`, `start_id` and `end_id` is then theirs, as of `export_tflite`.
+            vectors (B, D). A model in mixed precision is exported in float32. Or a `CausalLM` of
+            KerasHub, the folder of a preset, or a folder of transformers or sentence-transformers:
+            what is left open of `tokenizer`, `chat_template`, lengths, `start_id` and `end_id` is
+            then theirs, as of `export_tflite`.
         path: str or Path, the file, which ends in ".litertlm". It is written completely or not at
             all. An earlier export is replaced.
         tokenizer: `tokenizers.Tokenizer`, `sentencepiece.SentencePieceProcessor`, the path of a

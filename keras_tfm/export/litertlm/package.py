@@ -313,7 +313,7 @@ def _write(
         package.add_sentencepiece_tokenizer(str(tokenizer_path))
     for kind, file in models.items():
         package.add_tflite_model(str(file), builder.TfLiteModelType[kind])
-    with path.open("xb") as file:
-        package.build(file, validate_metadata=True)
-        file.flush()
-        os.fsync(file.fileno())
+    with path.open("xb") as stream:
+        package.build(stream, validate_metadata=True)
+        stream.flush()
+        os.fsync(stream.fileno())

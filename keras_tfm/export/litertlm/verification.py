@@ -160,7 +160,7 @@ def _prompts(
 def texts_of_lengths(
     tokenizer: Tokenizer, ids_of: Callable[[str], list[int]], lengths: Sequence[int]
 ) -> list[tuple[str, list[int]]]:
-    """Random texts with these numbers of tokens, in ascending order, or slightly fewer, and their ids."""
+    """Random texts with these numbers of tokens, ascending, or slightly fewer, and their ids."""
     random = np.random.default_rng(0)
     some = random.permutation(tokenizer.size)[:1000].tolist()
     pieces = [text for text in (tokenizer.decode([i]) for i in some) if text.isprintable()]
