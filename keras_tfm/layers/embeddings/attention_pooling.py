@@ -162,9 +162,9 @@ class _ProbeAttention(MultiHeadAttention):
         mask = masks.key_mask("mask", mask, x)
         x = finite_padding(x, mask)
         end, last = self._ends
-        heads = [
+        query, key, value = (
             split_heads(self.query_key_value.columns(inputs, start, stop), self.num_heads)
             for inputs, start, stop in ((probe, 0, end), (x, end, last), (x, last, None))
-        ]
-        y = self._attend(*heads, mask, None, None, None, training)
+        )
+        y = self._attend(query, key, value, mask, None, None, None, training)
         return self.output_projection(merge_heads(y))

@@ -16,9 +16,10 @@ def _size(
     tower: Sequence[int], patch_size: int, image_size: int, text: Sequence[int] = (), **more: Any
 ) -> Arguments:
     names = ("dim", "num_layers", "num_heads", "intermediate_dim")
-    image, text = (dict(zip(names, x, strict=True)) for x in (tower, text or tower))
+    towers = [dict(zip(names, x, strict=True)) for x in (tower, text or tower)]
     return {
-        "image_size": image_size, "patch_size": patch_size, "image": image, "text": text, **more
+        "image_size": image_size, "patch_size": patch_size, "image": towers[0], "text": towers[1],
+        **more,
     }  # fmt: skip
 
 
