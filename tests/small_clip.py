@@ -1,4 +1,4 @@
-"""A small CLIP with a tokenizer of words, and pairs of pictures and texts."""
+"""A small CLIP and SigLIP with a tokenizer of words, and pairs of pictures and texts."""
 
 import keras
 import numpy as np
@@ -20,6 +20,14 @@ def small_clip(noise=True, **arguments):
     model = models.clip(
         SIZE, 8, VOCABULARY, LENGTH, END, projection_dim=6, image=IMAGE, text=TEXT, **arguments
     )
+    return randomize(model) if noise else model
+
+
+def small_siglip(noise=True, **arguments):
+    """Encoders of different widths; texts are padded with an id that is also a token."""
+    keras.utils.set_random_seed(4)
+    text = {**TEXT, "num_layers": 2}
+    model = models.siglip(SIZE, 8, VOCABULARY, LENGTH, 0, image=IMAGE, text=text, **arguments)
     return randomize(model) if noise else model
 
 

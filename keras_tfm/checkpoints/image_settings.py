@@ -16,6 +16,8 @@ _NUMBERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 # says otherwise; and those among them that read a "size" of one integer as the shortest edge.
 _CROPPING = ("Bit", "CLIP", "DeiT")
 _OF_EDGES = ("Bit", "CLIP")
+# And one whose filter is bicubic, and that does not crop.
+_BICUBIC = (*_CROPPING, "Siglip")
 # Steps that an `ImageProcessor` lacks, and the values by which a file leaves them out.
 _WITHOUT = {
     "crop_pct": (),
@@ -150,7 +152,7 @@ class _Settings:
     def processor(self) -> ImageProcessor:
         """The rules for resizing and cropping."""
         cropping = self._kind(_CROPPING)
-        number = self._value("resample", 3 if cropping else 2)
+        number = self._value("resample", 3 if self._kind(_BICUBIC) else 2)
         resample = _NUMBERS.get(number) if isinstance(number, int) else number
         if resample not in FILTERS:
             self.refuse("resample", number, f"one of {list(_NUMBERS)}")

@@ -458,14 +458,16 @@ class Model:
         """A classifier of pictures whose classes are given as words, by a model such as CLIP.
 
         A picture's class is the one whose text has the most similar vector (arXiv:2103.00020,
-        section 3.1). The texts are embedded once, here.
+        section 3.1). The texts are embedded once, here. With a SigLIP, the probability of a class
+        does not depend on the others (arXiv:2303.15343): all may be near 0.
 
         Args:
             labels: list of C str, names of the classes.
             template: str, the text of a class, in which {} stands for its name; or a list of
                 several, whose vectors are averaged.
-            scale: float, factor of the cosine similarities before the softmax, the inverse of the
-                temperature. Default: the learned one in the file, see `models.clip_towers`, or 100.
+            scale: float, factor of the cosine similarities before the softmax or sigmoid, the
+                inverse of the temperature. Default: the learned one in the file, see
+                `models.clip_towers`, or 100.
 
         Raises:
             TypeError, ValueError, ModuleNotFoundError: as `embed_text`; a template without {}; the

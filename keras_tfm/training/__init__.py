@@ -12,6 +12,7 @@ from keras_tfm.training.losses.dino import DINO
 from keras_tfm.training.losses.discrete_vae import DiscreteVAELoss
 from keras_tfm.training.losses.draft_loss import DraftLoss
 from keras_tfm.training.losses.region_divergence import RegionKLDivergence
+from keras_tfm.training.losses.sigmoid import SigmoidLoss
 from keras_tfm.training.losses.token_losses import LabelSmoothedCrossEntropy
 from keras_tfm.training.metrics import MaskedAccuracy
 from keras_tfm.training.perplexity import Perplexity
@@ -37,6 +38,7 @@ __all__ = [
     "Perplexity",
     "RegionKLDivergence",
     "Resume",
+    "SigmoidLoss",
     "TensorBoard",
     "TerminateOnNaN",
     "TransformerSchedule",

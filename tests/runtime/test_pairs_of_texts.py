@@ -88,7 +88,7 @@ def logits(kind, row):
         inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
     else:
         inputs = {"tokens": ids, "segments": types}
-        inputs = {name: inputs[name] for name in model(kind).input} if kind == "bert" else ids
+        inputs = {name: inputs[name] for name in model(kind).input}
     return np.asarray(model(kind)(inputs))[0]
 
 

@@ -108,7 +108,7 @@ def _read(files: Tensors, prefix: str, part: str, bits: int, width: int) -> Quan
     if columns not in files:
         return QuantizedTensor(bits, levels, scales, offsets)
     tensor = QuantizedTensor(bits, levels, scales, offsets)
-    return by_column(tensor, files.integers(columns), columns)
+    return by_column(tensor, files.integers(columns), f"{files[columns].file}: {columns}")
 
 
 def _zeros(files: Tensors, name: str, bits: int, rows: int) -> np.ndarray | None:

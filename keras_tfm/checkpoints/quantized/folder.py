@@ -81,7 +81,8 @@ def part_of(
     """
     tensor = files.get(name)
     if tensor is None:
-        raise ValueError(f"the quantized tensors of the folder lack {name}")
+        folder = next(iter(files.values())).file.parent
+        raise ValueError(f"{folder}: the quantized tensors of the folder lack {name}")
     if shape is not None and (
         len(shape) != len(tensor.shape)
         or any(x not in (None, y) for x, y in zip(shape, tensor.shape, strict=True))
@@ -116,7 +117,7 @@ def by_column(tensor: QuantizedTensor, groups: np.ndarray, name: str) -> Quantiz
     Args:
         tensor: with a scale and offset for each group: (F, N).
         groups: (D,), int, the group of each column.
-        name: str, the tensor of the groups, for the error.
+        name: str, the file and the tensor of the groups, for the error.
 
     Returns:
         The same tensor if each group is the next D / N columns, otherwise one with a scale and an

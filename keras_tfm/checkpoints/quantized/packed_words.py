@@ -54,7 +54,8 @@ def gptq_matrices(config: Config, settings: Mapping[str, Any], files: Tensors) -
             # 1 in each level, with carries, as the conversion to the second format of GPTQModel.
             words = words + np.int32(0x11111111 if bits == 4 else 0x01010101)
         tensor = _tensor(files, prefix, bits, levels, unpack_words(words, bits))
-        return by_column(tensor, files.integers(f"{prefix}g_idx"), f"{prefix}g_idx")
+        columns = f"{prefix}g_idx"
+        return by_column(tensor, files.integers(columns), f"{files[columns].file}: {columns}")
 
     return _matrices(files, matrix)
 
@@ -71,11 +72,13 @@ def awq_matrices(config: Config, settings: Mapping[str, Any], files: Tensors) ->
     def matrix(prefix: str) -> Matrix:
         width, words = part_of(files, f"{prefix}qweight", (None, None), ("I32",)).shape
         rows = words * 8
-        count = part_of(files, f"{prefix}scales", (None, rows), _FLOATS).shape[0]
+        scales = part_of(files, f"{prefix}scales", (None, rows), _FLOATS)
+        count = scales.shape[0]
         part_of(files, f"{prefix}qzeros", (count, words), ("I32",))
         if not count or width % count:
             raise ValueError(
-                f"{prefix}scales has {count} groups, which do not divide {width} inputs"
+                f"{scales.file}: {prefix}scales has {count} groups, which do not divide {width} "
+                "inputs"
             )
         parts = [f"{prefix}{x}" for x in ("qweight", "scales", "qzeros")]
         return Matrix((rows, width), "int4", parts, partial(read, prefix))

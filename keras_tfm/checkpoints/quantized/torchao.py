@@ -68,9 +68,11 @@ def _description(config: Config, name: str, text: str) -> dict[str, Any]:
 
 def _matrix(files: Tensors, prefix: str, kind: str, settings: Any) -> Matrix:
     """The matrix whose parts begin with `prefix`."""
-    rows, width = part_of(files, f"{prefix}qdata", (None, None), ("I8",)).shape
+    levels = part_of(files, f"{prefix}qdata", (None, None), ("I8",))
+    rows, width = levels.shape
+    place = f"{levels.file}: {prefix}"
     settings = settings if isinstance(settings, dict) else {}
-    bits = 8 if kind == _INT8 else _bits(prefix, settings.get("target_dtype"))
+    bits = 8 if kind == _INT8 else _bits(place, settings.get("target_dtype"))
     blocks = settings.get("block_size")
     if not (
         isinstance(blocks, list)
@@ -79,7 +81,7 @@ def _matrix(files: Tensors, prefix: str, kind: str, settings: Any) -> Matrix:
         and not (rows % blocks[0] or width % blocks[1])
     ):
         raise ValueError(
-            f"{prefix}qdata of shape {(rows, width)} must have a block_size that divides it, got "
+            f"{place}qdata of shape {(rows, width)} must have a block_size that divides it, got "
             f"{blocks}"
         )
     parts = [f"{prefix}qdata", f"{prefix}scale"]
@@ -91,7 +93,8 @@ def _matrix(files: Tensors, prefix: str, kind: str, settings: Any) -> Matrix:
         """Values of blocks for each row (F, N)."""
         shape = rows // blocks[0], width // blocks[1]
         if values.size != shape[0] * shape[1]:
-            raise ValueError(f"{name} must have the shape {shape}, got {values.shape}")
+            file = files[name].file
+            raise ValueError(f"{file}: {name} must have the shape {shape}, got {values.shape}")
         return np.repeat(values.astype("float32").reshape(shape), blocks[0], axis=0)
 
     def read() -> QuantizedTensor:
@@ -107,7 +110,7 @@ def _matrix(files: Tensors, prefix: str, kind: str, settings: Any) -> Matrix:
     return Matrix((rows, width), f"int{bits}", parts, read)
 
 
-def _bits(prefix: str, dtype: Any) -> int:
+def _bits(place: str, dtype: Any) -> int:
     """4 or 8, in which the levels of a dtype fit.
 
     >>> _bits("", {"_type": "torch.dtype", "_data": "int3"})
@@ -116,5 +119,5 @@ def _bits(prefix: str, dtype: Any) -> int:
     name = dtype.get("_data") if isinstance(dtype, dict) else dtype
     names = [f"int{bits}" for bits in range(1, 9)]
     if name not in names:
-        raise ValueError(f"{prefix}qdata must have a target_dtype of {names}, got {dtype}")
+        raise ValueError(f"{place}qdata must have a target_dtype of {names}, got {dtype}")
     return 4 if names.index(name) < 4 else 8

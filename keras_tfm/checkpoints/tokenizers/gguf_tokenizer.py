@@ -101,6 +101,9 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     types = file.fields.get(f"{_PREFIX}token_type") or [1] * len(tokens)
     if not isinstance(types, list) or len(types) != len(tokens):
         raise ValueError(f"{path}: {_PREFIX}token_type must have {len(tokens)} numbers")
+    rule = file.fields.get(f"{_PREFIX}pre")
+    if kind == "gpt2" and rule not in WORDS:
+        raise ValueError(f"{path}: {_PREFIX}pre must be one of {list(WORDS)}, got {rule!r}")
     with reading(path):
         if kind == "llama":
             scores = file.fields.get(f"{_PREFIX}scores") or [0.0] * len(tokens)
@@ -111,18 +114,18 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
             make = gemma_of_pieces if is_gemma else llama_of_pieces
             return make(settings, SentencePieceModel(pieces, types, 2, b""))
         if kind == "gpt2":
-            return _byte_level(settings, file, tokens, types)
+            return _byte_level(settings, file, tokens, types, WORDS[rule])
     raise ValueError(f"{path}: {_PREFIX}model must be one of ['gpt2', 'llama'], got {kind!r}")
 
 
 def _byte_level(
-    settings: TokenizerSettings, file: GgufFile, tokens: list[str], types: list[int]
+    settings: TokenizerSettings,
+    file: GgufFile,
+    tokens: list[str],
+    types: list[int],
+    words: str | None,
 ) -> Tokenizer:
     package = settings.package
-    rule = file.fields.get(f"{_PREFIX}pre")
-    if rule not in WORDS:
-        raise ValueError(f"{_PREFIX}pre must be one of {list(WORDS)}, got {rule!r}")
-    words = WORDS[rule]
     merges = [tuple(x.split(" ", 1)) for x in _strings(file, "merges")]
     tokenizer = package.Tokenizer(
         package.models.BPE(

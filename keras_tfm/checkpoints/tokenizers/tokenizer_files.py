@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.checkpoints.config import Config
@@ -46,6 +47,8 @@ def load_tokenizer(
         language: str, the language of the texts, whose token M2M-100 ("en"), NLLB ("eng_Latn") and
             mBART ("en_XX") put before or after a text. Default: `src_lang` of the settings, or
             English.
+
+    Gemma's tokenizer for SigLIP 2 converts texts to lower case, as in its training.
 
     Returns:
         A `tokenizers.Tokenizer`: `tokenizer.encode(text).ids`, with the model's special tokens
@@ -96,6 +99,8 @@ def load_tokenizer(
     else:
         tokenizer = _of_vocabulary(settings, config, target)
     languages.set_language(settings, tokenizer, _class_of(settings, config), language)
+    if _reads_lower_case(settings, config):
+        _lower_case(tokenizer, settings.package.normalizers)
     size = "decoder_vocab_size" if target else "vocab_size"
     check_integer("vocabulary_size", vocabulary_size, optional=True)
     if vocabulary_size is None and config is not None:
@@ -140,6 +145,26 @@ def _class_of(settings: TokenizerSettings, config: Config | None) -> str | None:
     """The class in transformers, of the settings or of the model type."""
     model_type = None if config is None else config.fields.get("model_type")
     return settings.tokenizer_class or _OF_MODEL_TYPE.get(str(model_type))
+
+
+def _reads_lower_case(settings: TokenizerSettings, config: Config | None) -> bool:
+    """Whether the tokenizer is Gemma's for SigLIP 2, which was trained on text in lower case.
+
+    That is the class `Siglip2Tokenizer`; older folders name Gemma's, which keeps capitals.
+    """
+    kind = settings.tokenizer_class
+    model_type = None if config is None else config.fields.get("model_type")
+    is_siglip = model_type in ("siglip", "siglip_text_model")
+    return kind == "Siglip2Tokenizer" or (kind == "GemmaTokenizer" and is_siglip)
+
+
+def _lower_case(tokenizer: Tokenizer, normalizers: Any) -> None:
+    """Puts a `Lowercase` before the other normalizers, unless there is one."""
+    first = tokenizer.normalizer
+    if first is None:
+        tokenizer.normalizer = normalizers.Lowercase()
+    elif "Lowercase(" not in repr(first):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), first])
 
 
 def _has(folder: Path, files: tuple[str, ...]) -> bool:
@@ -195,7 +220,9 @@ _CLASSES: dict[str, tuple[tuple[str, ...], Callable[..., Tokenizer]]] = {
     "AlbertTokenizer": (("spiece.model",), sentence_pieces.albert),
     "XLMRobertaTokenizer": (("sentencepiece.bpe.model",), sentence_pieces.xlm_roberta),
     "LlamaTokenizer": (("tokenizer.model",), sentence_pieces.llama),
-    "GemmaTokenizer": (("tokenizer.model",), sentence_pieces.gemma),
+    **dict.fromkeys(
+        ("GemmaTokenizer", "Siglip2Tokenizer"), (("tokenizer.model",), sentence_pieces.gemma)
+    ),
 }
 # The class of a folder whose tokenizer_config.json names none.
 _OF_MODEL_TYPE = {x.name: x.tokenizer for x in MODEL_TYPES if x.tokenizer}

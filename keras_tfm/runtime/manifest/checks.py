@@ -45,7 +45,7 @@ _IDS = 1 << 31
 LARGEST_RATE = 1_000_000
 # Pixels of an edge to which a picture is resized before it is cropped to a smaller size.
 LARGEST_RESIZE = 4096
-# The factor of cosine similarities; CLIP's training limits it to 100.
+# The factor of cosine similarities, which CLIP's training limits to 100, and SigLIP's bias.
 LARGEST_SCALE = 1e6
 
 
@@ -495,6 +495,10 @@ def _check_head(place: str, model: Identity) -> None:
     if scale is not None:
         is_number = type(scale) in (int, float) and 0 < scale <= LARGEST_SCALE
         _require(is_number, f"{place}.arguments.scale must be in 0..{LARGEST_SCALE:g}", scale)
+    bias = arguments.get("bias")
+    if bias is not None:
+        is_number = type(bias) in (int, float) and abs(bias) <= LARGEST_SCALE
+        _require(is_number, f"{place}.arguments.bias must be at most {LARGEST_SCALE:g}", bias)
 
 
 def _check_dalle(place: str, arguments: Json, signatures: dict[str, Signature]) -> None:

@@ -1,4 +1,4 @@
-"""Classification of pictures by the words for their classes, with a model such as CLIP."""
+"""Classification of pictures by the words for their classes, with CLIP or SigLIP."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,7 +19,8 @@ class Classification(NamedTuple):
 
     Attributes:
         label: str, name of the class.
-        probability: float, between 0 and 1; those of all classes add up to 1.
+        probability: float, between 0 and 1; those of all classes add up to 1. With a SigLIP, each
+            is that of its own class alone, and they need not.
 
     Example:
 
@@ -36,12 +37,14 @@ class ZeroShotClassifier:
     """A classifier made of words; returned by `runtime.Model.zero_shot`.
 
     p_c = softmax_c(s v . t_c), where v is the unit vector of the picture, t_c that of the text of
-    class c, and s the scale (arXiv:2103.00020, section 3.1).
+    class c, and s the scale (arXiv:2103.00020, section 3.1). With a SigLIP, which has a bias b,
+    p_c = sigmoid(s v . t_c + b) (arXiv:2303.15343).
 
     Attributes:
         labels: list of C str, names of the classes.
         vectors: array (C, D), float32, the unit vectors of the classes.
         scale: float, the factor s.
+        bias: float, b; None for a model without one, such as CLIP.
 
     Example, with a file of `models.clip_towers`:
 
@@ -72,7 +75,9 @@ class ZeroShotClassifier:
             raise ValueError(
                 f"a label must have at least one character, but label {empty[0]} has none"
             )
-        self.scale = _scale_of(file) if scale is None else float(scale)
+        learned = _learned(file, "scale")
+        self.scale = float((SCALE if learned is None else learned) if scale is None else scale)
+        self.bias = _learned(file, "bias")
         texts = [x.replace("{}", label) for x in templates for label in self.labels]
         vectors = _unit(embed_text(file, texts))
         vectors = vectors.reshape(len(templates), len(self.labels), -1)
@@ -99,7 +104,8 @@ class ZeroShotClassifier:
                 "the vectors of pictures and texts must have the same width, "
                 f"got {vectors.shape[-1]} and {self.vectors.shape[-1]}"
             )
-        return softmax(self.scale * _unit(vectors) @ self.vectors.T.astype("float64"))
+        logits = self.scale * _unit(vectors) @ self.vectors.T.astype("float64")
+        return softmax(logits) if self.bias is None else 1 / (1 + np.exp(-(logits + self.bias)))
 
     def _rank(self, row: np.ndarray) -> list[Classification]:
         order = np.argsort(-row, kind="stable").tolist()
@@ -112,11 +118,11 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
-def _scale_of(file: LoadedFile) -> float:
-    """The learned scale in a file, or the default."""
+def _learned(file: LoadedFile, name: str) -> float | None:
+    """The learned scale or bias in a file, if it has one."""
     for one in [file, *file.models.values()]:
         head = head_of(one)
-        scale = None if head is None else head.arguments.get("scale")
-        if isinstance(scale, int | float):
-            return float(scale)
-    return SCALE
+        value = None if head is None else head.arguments.get(name)
+        if isinstance(value, int | float):
+            return float(value)
+    return None

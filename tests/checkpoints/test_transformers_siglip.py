@@ -1,0 +1,208 @@
+"""SigLIP beside transformers: configurations and tokenizers made there, sizes, bad folders."""
+
+import json
+
+import numpy as np
+import pytest
+from compare import assert_close, to_numpy
+from live_transformers import made, saved
+
+from keras_tfm import checkpoints, models
+from keras_tfm.models.vision.siglip import SIZES
+from keras_tfm.models.without_storage import without_storage
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+# float32, relative to the outputs' size. Found: up to 2e-6.
+CLOSE = 1e-5
+IMAGE = {
+    "hidden_size": 10, "num_attention_heads": 5, "num_hidden_layers": 3, "intermediate_size": 7,
+    "image_size": 20, "patch_size": 4,
+}  # fmt: skip
+TEXT = {
+    "hidden_size": 14, "num_attention_heads": 7, "num_hidden_layers": 2, "intermediate_size": 11,
+    "vocab_size": 31, "max_position_embeddings": 13, "projection_size": 10,
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": 1,
+}  # fmt: skip
+ODD = {**IMAGE, "num_channels": 1, "image_size": 23, "patch_size": 5}  # of which 3 are left out
+OTHER = {"hidden_act": "gelu", "layer_norm_eps": 0.1, "attention_dropout": 0.3}
+TOKENS = np.random.default_rng(3).integers(2, 31, (4, 13)).astype("int32")
+TOKENS[1, 6:] = 1  # padding
+
+
+def pixels_of(given):
+    size = tuple(np.broadcast_to(given["image_size"], 2).tolist())
+    pixels = np.random.default_rng(1).integers(0, 256, (4, *size, len(given["image_mean"])))
+    normal = (pixels / 255 - np.array(given["image_mean"])) / np.array(given["image_std"])
+    return pixels.astype("float32"), torch.tensor(np.moveaxis(normal, -1, 1).astype("float32"))
+
+
+def assert_same(ours, theirs):
+    """Vectors, and the logits of each picture with each text."""
+    pixels, x = pixels_of(ours.arguments)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(TOKENS.astype("int64")), x)
+    found = {key: to_numpy(y) for key, y in ours({"pixels": pixels, "tokens": TOKENS}).items()}
+    assert_close(found["image_embedding"], expected.image_embeds.numpy(), CLOSE)
+    assert_close(found["text_embedding"], expected.text_embeds.numpy(), CLOSE)
+    logits = found["scale"] * (found["image_embedding"] @ found["text_embedding"].T)
+    assert_close(logits + found["bias"], expected.logits_per_image.numpy(), 3e-5)
+
+
+PAIRS = [(IMAGE, TEXT), (ODD, TEXT), ({**IMAGE, **OTHER}, {**TEXT, **OTHER})]
+
+
+@pytest.mark.parametrize(("image", "text"), PAIRS, ids=["plain", "odd", "other"])
+def test_both_encoders(image, text, tmp_path):
+    options = {"vision_config": image, "text_config": text}
+    theirs, ours = made("SiglipModel", options, tmp_path / "theirs")
+    assert_same(ours, theirs)
+    assert_same(ours, saved(ours, type(theirs), tmp_path / "ours"))
+
+
+def test_short_texts_are_those_padded_there(tmp_path):
+    theirs, ours = made("SiglipTextModel", TEXT, tmp_path)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(TOKENS.astype("int64"))).pooler_output.numpy()
+    assert_close(ours(TOKENS[1:2, :6])["pooled"], expected[1:2], CLOSE)
+    assert_close(ours.predict(TOKENS[1:2, :6], verbose=0)["pooled"], expected[1:2], CLOSE)
+    with pytest.raises(ValueError, match="expected at most 13 tokens, got 14"):
+        ours(np.pad(TOKENS, ((0, 0), (0, 1))))
+
+
+def test_pictures_of_another_size(tmp_path):
+    """The position table is interpolated, as in transformers."""
+    theirs, _ = made("SiglipVisionModel", IMAGE, tmp_path)
+    ours = checkpoints.load_huggingface(tmp_path, image_size=(24, 12))
+    pixels, x = pixels_of(ours.arguments)
+    with torch.no_grad():
+        expected = theirs(x, interpolate_pos_encoding=True)
+    assert_close(ours(pixels)["features"], expected.last_hidden_state.numpy(), CLOSE)
+    assert_close(ours(pixels)["pooled"], expected.pooler_output.numpy(), CLOSE)
+
+
+def test_a_classifier_of_images(tmp_path):
+    """With the pooling that transformers keeps beside it, and does not use."""
+    options = {"vision_config": IMAGE, "text_config": TEXT, "num_labels": 3}
+    theirs, ours = made("SiglipForImageClassification", options, tmp_path / "theirs")
+    assert any("head.probe" in name for name, _ in theirs.named_parameters())
+    again = saved(ours, type(theirs), tmp_path / "ours")
+    pixels, x = pixels_of(ours.arguments)
+    with torch.no_grad():
+        expected = theirs(x).logits.numpy()
+        assert_close(again(x).logits.numpy(), expected, 3e-5)
+    assert_close(ours(pixels), expected, 3e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "known"), [("base-16", 203155970), ("siglip2-base-16", 375187970)]
+)
+def test_the_sizes_of_the_released_models(size, known):
+    """The numbers of parameters that their pages say; KerasHub's presets count positions too."""
+    with without_storage():
+        model = models.siglip(**SIZES[size])
+    assert model.count_params() == known
+
+
+@pytest.mark.parametrize("size", [pytest.param(x, marks=pytest.mark.slow) for x in SIZES])
+def test_each_size_beside_transformers(size, tmp_path):
+    """On PyTorch's meta device, by the fields that we save for a model of one block."""
+    given = SIZES[size]
+    parts = {
+        "vision_config": (given["image"], {x: given[x] for x in ("image_size", "patch_size")}),
+        "text_config": (
+            given["text"],
+            {
+                "vocab_size": given.get("vocabulary_size", 32000),
+                "projection_size": given["image"]["dim"],
+                "bos_token_id": None,
+                "eos_token_id": None,
+            },
+        ),
+    }
+    names = {
+        "dim": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "intermediate_dim": "intermediate_size",
+    }
+    config = transformers.SiglipConfig(
+        **{part: {**{names[x]: y for x, y in a.items()}, **b} for part, (a, b) in parts.items()}
+    )
+    with torch.device("meta"):
+        theirs = transformers.SiglipModel(config)
+    with without_storage():
+        model = models.siglip(**given)
+    assert model.count_params() == sum(x.numel() for x in theirs.parameters())
+
+
+def letters():
+    """A tokenizer of Gemma's kind for SigLIP 2, of single characters."""
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "\u2581", *"abcdefgh", *"ABC"]
+    ids = {x: i for i, x in enumerate(tokens)}
+    return transformers.Siglip2Tokenizer(vocab=ids, merges=[("a", "b")] if "ab" in ids else [])
+
+
+@pytest.mark.parametrize("kind", ["Siglip2Tokenizer", "GemmaTokenizer"])
+def test_the_tokenizer_of_siglip_2_reads_lower_case(kind, tmp_path):
+    made("SiglipModel", {"vision_config": IMAGE, "text_config": TEXT}, tmp_path)
+    tokenizer = letters()
+    tokenizer.save_pretrained(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    fields = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**fields, "tokenizer_class": kind}))
+    if kind == "GemmaTokenizer":  # as in the released folders, without a normalizer for case
+        file = tmp_path / "tokenizer.json"
+        content = json.loads(file.read_text())
+        content["normalizer"] = {
+            "type": "Replace", "pattern": {"String": " "}, "content": "\u2581"
+        }  # fmt: skip
+        file.write_text(json.dumps(content))
+    ours = checkpoints.load_tokenizer(tmp_path)
+    for text in ("ab cd", "AB Cd", " HA  bé"):
+        assert ours.encode(text).ids == tokenizer(text)["input_ids"], text
+    assert ours.encode("ABC").ids == ours.encode("abc").ids
+    # The configuration says 1, SigLIP's default; the tokenizer pads with 0.
+    assert checkpoints.load_huggingface(tmp_path).arguments["pad_id"] == 0
+
+
+@pytest.mark.parametrize("resample", [2, 3, None])
+def test_pictures_are_prepared_as_by_their_processor(resample, tmp_path):
+    image = np.random.default_rng(0).integers(0, 256, (31, 47, 3), "uint8")
+    theirs = transformers.SiglipImageProcessorPil(size={"height": 20, "width": 16})
+    if resample is not None:
+        theirs.resample = resample
+    theirs.save_pretrained(tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    fields = json.loads(file.read_text())
+    if resample is None:
+        fields.pop("resample", None)
+        file.write_text(json.dumps(fields))
+    expected = theirs(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
+    pixels = checkpoints.load_image_processor(tmp_path)(image)[0]
+    assert_close((pixels / 255.0 - 0.5) / 0.5, expected, 1e-5)
+
+
+BAD = {
+    "a width of texts": (
+        {"text_config": {**TEXT, "projection_size": 9}}, "projection_size must be 10, got 9"
+    ),
+    "no pooling": (
+        {"vision_config": {**IMAGE, "vision_use_head": False}}, "vision_use_head must be True"
+    ),
+    "a padding outside": (
+        {"text_config": {**TEXT, "pad_token_id": 31}}, "pad_token_id must be an integer from 0 to"
+    ),
+    "NaFlex": ({"model_type": "siglip2"}, r'model_type must be "siglip".*NaFlex.*got \'siglip2\''),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_folders(case, tmp_path):
+    made("SiglipModel", {"vision_config": IMAGE, "text_config": TEXT}, tmp_path)
+    changed, message = BAD[case]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+    with pytest.raises(ValueError, match=message):
+        checkpoints.load_huggingface(tmp_path)
