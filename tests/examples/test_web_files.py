@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from kinds_of_files import KINDS, file_of
 from manifest_lies import NOT_ON_THE_WEB, run_web
@@ -102,7 +103,7 @@ def test_tokenizers_that_never_end_are_refused(tmp_path):
 
 
 def test_inputs_of_texts_are_those_of_python(tmp_path):
-    """Pairs with segments, padding ids that are tokens, and prompts, in three kinds of files."""
+    """Pairs with segments, padding ids that are tokens, prompts and truncation, in three files."""
     tokenizer = words(around="<start> $A end")
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<start> $A end",
@@ -117,6 +118,7 @@ def test_inputs_of_texts_are_those_of_python(tmp_path):
         "last",
         prompts={"query": "six ", "passage": "ten two "},
         default_prompt="query",
+        max_seq_length=6,
     )
     for layer in embedded.layers:
         if hasattr(layer, "padding"):
@@ -137,11 +139,14 @@ def test_inputs_of_texts_are_those_of_python(tmp_path):
         file.predict({key: [ids] if key == "tokens" else [[0] * 7] for key in given})
         given = {key: x[0].tolist() for key, x in ran[-1].items()}
         cases.append({"file": str(path), "ids": ids, "given": given})
-    for prompt in (None, "passage"):  # `file` and `ran` are those of "embedded"
-        file.embed("three", prompt)
+    # `file` and `ran` are those of "embedded"; the last texts have more than 6 tokens.
+    asked = [("three", None), ("three", "passage"), ("two three four five six", None)]
+    for text, prompt in [*asked, ("<start> <start> ten two three <pad> end end", "passage")]:
+        file.embed(text, prompt)
         given = {key: x[0].tolist() for key, x in ran[-1].items()}
-        asked = {"text": "three", "prompt": prompt}
-        cases.append({"file": str(path), "embedded": asked, "given": given})
+        example = {"text": text, "prompt": prompt}
+        cases.append({"file": str(path), "embedded": example, "given": given})
+    assert (given["tokens"][6:] == np.array([7, 7, 7])).all()  # padding after 6 tokens
     assert any(-2 in case["given"]["tokens"] for case in cases)
     assert any(1 in case["given"].get("segments", []) for case in cases)
     (tmp_path / "cases.json").write_text(json.dumps(cases))

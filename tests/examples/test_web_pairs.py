@@ -10,6 +10,28 @@ Image = pytest.importorskip("PIL.Image")
 TEXTS = ["abba", "a cab", "hide", "min"]
 
 
+def sentences(folder):
+    """Texts with their vectors from a file of embeddings, which truncates the last ones."""
+    from keras_weights import randomize
+    from small_pairs import letters
+
+    from keras_tfm import models
+    from keras_tfm.export import export_tflite
+
+    small = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 12, "max_length": 12}
+    model = models.sentence_embedding(models.bert(32, **small, segments=False), max_seq_length=6)
+    path = folder / "sentences.tflite"
+    export_tflite(randomize(model), path, tokenizer=letters(), source_length=[4, 12], verify=False)
+    file = runtime.load(path)
+    assert np.abs(file.embed("abba cab") - file.embed("hide a")).max() > 1e-3
+    assert np.array_equal(file.embed("abba cab"), file.embed("abba hide"))  # start, 4, end
+    asked = [("a", None), ("a cab", 5), ("abba cab", None), ("abba cab", 3)]
+    return [
+        {"text": text, "dimensions": n, "vector": file.embed(text, dimensions=n).tolist()}
+        for text, n in asked
+    ]
+
+
 @pytest.mark.browser
 def test_several_models_and_the_page_answer_as_python_does(tmp_path):
     """Also a screenshot, emoji.png, in the test's folder."""
@@ -50,6 +72,8 @@ def test_several_models_and_the_page_answer_as_python_does(tmp_path):
         file.read_bytes(), lambda manifest: manifest["signatures"]["text_6"].update(model="other")
     )
     (tmp_path / "stray.tflite").write_bytes(stray)
-    expected = {"picture": "noise.png", "image": image, "texts": texts}
+    expected = {
+        "picture": "noise.png", "image": image, "texts": texts, "sentences": sentences(tmp_path),
+    }  # fmt: skip
     run_in_browser("test:pairs", tmp_path, expected, SCREENSHOTS=tmp_path)
     assert (tmp_path / "emoji.png").stat().st_size > 10_000

@@ -22,6 +22,11 @@ for (const { file, text, ids, embedded, given } of JSON.parse(readFileSync(proce
     else await model.embedText(embedded.text, { prompt: embedded.prompt ?? undefined });
     assert.deepEqual(globalThis.given, given);
     if (embedded) {
+      assert.equal((await model.embedText(embedded.text, { dimensions: 3 })).length, 3);
+      for (const dimensions of [0, 9, 1.5, "3"]) {
+        const wrong = model.embedText(embedded.text, { dimensions });
+        await assert.rejects(wrong, /RangeError: dimensions must be an integer in 1\.\.8: /);
+      }
       const other = model.embedText(embedded.text, { prompt: "constructor" });
       await assert.rejects(other, /no prompt "constructor": it has \[query, passage\]/);
     }

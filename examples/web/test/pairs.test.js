@@ -4,8 +4,9 @@
  *
  *     MODELS=FOLDER EXPECTED=EXPECTED.json npm run test:pairs
  *
- * FOLDER has pair.tflite, pair.json, pair.png, pair.f32 and a picture; EXPECTED has its name, its
- * vector, texts with their vectors, and the order of the emoji for each text.
+ * FOLDER has pair.tflite, pair.json, pair.png, pair.f32, sentences.tflite and a picture; EXPECTED has
+ * its name, its vector, texts with their vectors, the order of the emoji for each text, and
+ * `sentences`, texts with the first `dimensions` of their vectors.
  * tests/examples/test_web_pairs.py makes both.
  */
 
@@ -16,7 +17,7 @@ import { after, before, test } from "node:test";
 import { start } from "./browser.js";
 
 const { MODELS, EXPECTED, SCREENSHOTS } = process.env;
-const { picture, image, texts } = JSON.parse(readFileSync(EXPECTED, "utf8"));
+const { picture, image, texts, sentences } = JSON.parse(readFileSync(EXPECTED, "utf8"));
 const requests = [];
 let browser;
 let page;
@@ -61,6 +62,20 @@ test("embedText and embedImage find their models", async () => {
     return [...(await pair.embedImage(new Blob([await response.arrayBuffer()])))];
   }, picture);
   close(found, image);
+});
+
+test("sentence embeddings are truncated, and shortened, as in Python", async () => {
+  for (const { text, dimensions, vector } of sentences) {
+    const found = await page.evaluate(
+      async ([text, dimensions]) => {
+        const { loadModel } = await import("/model.js");
+        globalThis.sentences ??= await loadModel("models/sentences.tflite");
+        return [...(await sentences.embedText(text, { dimensions: dimensions ?? undefined }))];
+      },
+      [text, dimensions],
+    );
+    close(found, vector);
+  }
 });
 
 test("a signature of no model is refused", async () => {

@@ -579,12 +579,20 @@ export class Model {
    * @param {object} [options]
    * @param {string} [options.prompt] - name of a prompt in the file, "query" for instance, whose text
    *   is put before `text`; by default the file's default prompt, if it has one.
-   * @returns {Promise<Float32Array>}
+   * @param {number} [options.dimensions] - how many numbers of the vector to keep, of Matryoshka
+   *   embeddings; a vector of length 1 is scaled to length 1 again. By default all.
+   * @returns {Promise<Float32Array>} of a text with more tokens than the `max_seq_length` of the file,
+   *   if it has one, that of the first ones.
    * @throws {TextError}
    */
-  async embedText(text, { prompt } = {}) {
-    const prefix = promptText(this.manifest, prompt);
-    return vectorOf(await this.predict(prefix ? prefix + text : text));
+  async embedText(text, { prompt, dimensions } = {}) {
+    const head = sentenceHead(this.manifest);
+    const prefix = promptText(head, prompt);
+    const ability = this.#ability("predict");
+    const { max_seq_length: most = null } = head;
+    const limit = most !== null && most <= ability.length ? most : Infinity;
+    const { ids, segments } = encodeTyped(prefix ? prefix + text : text, ability, limit);
+    return firstDimensions(vectorOf(await this.predictTokens(ids, segments)), dimensions, head);
   }
 
   /**
@@ -807,10 +815,29 @@ function vectorOf(outputs) {
   return outputs.embedding ?? vectors[0];
 }
 
-/** The text of a prompt of sentence embeddings, as `_prefix` of keras_tfm/runtime/tasks/embedding.py. */
-function promptText({ model }, name) {
+/** The arguments of the head of sentence embeddings, if the file has one. */
+function sentenceHead({ model }) {
   const { kind, arguments: found } = model?.head ?? {};
-  const { prompts, default_prompt: usual } = (kind === "sentence_embedding" && found) || {};
+  return (kind === "sentence_embedding" && found) || {};
+}
+
+/**
+ * The first numbers of a vector, as `first_dimensions` of keras_tfm/runtime/tasks/embedding.py, which
+ * never divides by a length below 1e-6.
+ */
+function firstDimensions(vector, dimensions, { normalize = true }) {
+  if (dimensions === undefined) return vector;
+  if (!(Number.isInteger(dimensions) && dimensions >= 1 && dimensions <= vector.length)) {
+    throw new RangeError(`dimensions must be an integer in 1..${vector.length}: ${dimensions}`);
+  }
+  const kept = vector.slice(0, dimensions);
+  if (normalize === false) return kept;
+  const length = Math.sqrt(Math.max(kept.reduce((sum, x) => sum + x * x, 0), 1e-12));
+  return kept.map((x) => x / length);
+}
+
+/** The text of a prompt, as `prompt_text` of keras_tfm/runtime/tasks/embedding.py. */
+function promptText({ prompts, default_prompt: usual }, name) {
   const chosen = name ?? usual ?? null;
   if (chosen === null) return "";
   const known = isObject(prompts) ? prompts : {};
@@ -1443,10 +1470,15 @@ function encode(text, ability) {
   return encodeTyped(text, ability).ids;
 }
 
-/** The tokens of a text or of a pair of texts, and the segment of each. */
-function encodeTyped(text, ability) {
+/**
+ * The tokens of a text or of a pair of texts, and the segment of each; of a text with more than `most`
+ * tokens, the first ones, and those that the tokenizer adds.
+ */
+function encodeTyped(text, ability, most = Infinity) {
   const { source, length, endIds, startId, goesOn, takesUnknown, more } = ability;
-  let { ids, tokens, token_type_ids: segments = [] } = encoded(source, text, !more);
+  const whole = encoded(source, text, !more);
+  let { ids, tokens, token_type_ids: segments = [] } =
+    whole.ids.length > most ? startOf(whole, encoded(source, text, false).ids, most) : whole;
   const unknown = new Set(
     tokens.filter(
       (token, i) =>
@@ -1482,6 +1514,23 @@ function encodeTyped(text, ability) {
     );
   }
   return { ids: goesOn ? ids : withRealPads(ids, ability.pads, true), segments };
+}
+
+/**
+ * The start of an encoded text, as `encode_start` of keras_tfm/runtime/tokenizers/tokenizer.py: without
+ * the last tokens of the text itself, `bare`.
+ */
+function startOf({ ids, tokens, token_type_ids: segments = [] }, bare, most) {
+  const kept = most - (ids.length - bare.length);
+  if (kept < 1) throw new TextError(`The tokenizer adds ${most - kept} tokens, of ${most} in all.`);
+  const isBare = (start) => bare.every((id, i) => id === ids[start + i]);
+  let before = 0;
+  while (before < ids.length - bare.length && !isBare(before)) before++;
+  const start = (list) => [
+    ...list.slice(0, before + kept),
+    ...list.slice(before + bare.length),
+  ];
+  return { ids: start(ids), tokens: start(tokens), token_type_ids: start(segments) };
 }
 
 /** What the library makes of a text; of a very long one its calls overflow the stack. */
