@@ -25,11 +25,13 @@ from keras_tfm.keras_internals import calls_of, producer
 from keras_tfm.layers import (
     EndTokenPooling,
     ImageNormalization,
+    ReplacePlaceholders,
     SegmentEmbedding,
     TokenEmbedding,
 )
 from keras_tfm.layers.audio.audio_layer import AudioLayer
 from keras_tfm.layers.embeddings.pad_tokens import PadTokens
+from keras_tfm.layers.embeddings.replace_placeholders import any_placeholders
 from keras_tfm.layers.embeddings.token_mask import TokenMask
 from keras_tfm.layers.types import Tensor
 from keras_tfm.models.encoder_decoders.shifted_source import SHIFTED
@@ -65,6 +67,9 @@ class Input:
             reads, or an input named as those are in `transformers` and KerasHub.
         mask_of: str, the input of tokens whose padding mask this is, by its name there.
         end_id: int, the end token that rows must contain, which an `EndTokenPooling` looks for.
+        placeholder_id: int, the token that a `ReplacePlaceholders` replaces by features.
+        placeholders: int, the number of those features, if it is known: a row has the token as
+            often, or never.
         is_pixels: bool, whether only an `ImageNormalization` reads the input: pixels from 0 to 255.
         audio: an `AudioLayer` such as `LogMelSpectrogram`, if only such layers read the input.
     """
@@ -77,6 +82,8 @@ class Input:
     segments_of: str | None = None
     mask_of: str | None = None
     end_id: int | None = None
+    placeholder_id: int | None = None
+    placeholders: int | None = None
     is_pixels: bool = False
     audio: AudioLayer | None = None
 
@@ -140,8 +147,9 @@ class Interface:
         return target
 
     def call(self, inputs: Mapping[str, Any]) -> Tensor:
-        """The model's outputs in inference mode, from inputs by name."""
-        return self.model(self.arrange(inputs), training=False)
+        """The model's outputs in inference mode, from inputs by name, which may be random."""
+        with any_placeholders():
+            return self.model(self.arrange(inputs), training=False)
 
     def arrange(self, inputs: Mapping[str, Any]) -> Any:
         """Inputs by name in the structure of the model's: one tensor, a list or a dictionary."""
@@ -357,6 +365,7 @@ class _Reading(NamedTuple):
     has_rule: bool = False  # False for layers that do not decide where padding is
     is_segments: bool = False
     end_id: int | None = None
+    placeholder: tuple[int, int | None] | None = None
     is_pixels: bool = False
     audio: AudioLayer | None = None
 
@@ -379,11 +388,12 @@ def _read_inputs(model: keras.Model) -> dict[str, Input]:
                         _Reading(
                             inner[place].vocabulary_size,
                             inner[place].masked_id,
+                            placeholder=_placeholder(inner[place]),
                             is_pixels=inner[place].is_pixels,
                             audio=inner[place].audio,
                         )
                         if inner
-                        else _reading(operation, place, place == last)
+                        else _reading(operation, place, place == last, node.input_tensors)
                     )
                     readings[names[id(x)]].append(reading)
     head = head_of(model)
@@ -395,6 +405,8 @@ def _read_inputs(model: keras.Model) -> dict[str, Input]:
     is_shifted = identity_of(model).family in SHIFTED
     inputs = {}
     for name, found in readings.items():
+        marked = {x.placeholder for x in found if x.placeholder is not None}
+        placeholder = marked.pop() if len(marked) == 1 else None
         rules = {x.rule for x in found if x.has_rule or not is_shifted}
         rule = rules.pop() if len(rules) == 1 else None
         inputs[name] = Input(
@@ -404,6 +416,8 @@ def _read_inputs(model: keras.Model) -> dict[str, Input]:
             _masked_id(model, name, [x.masked_id for x in found if x.masked_id is not None]),
             "by_id" if reads_last and rule == "ends" else rule,
             end_id=next((x.end_id for x in found[::-1] if x.end_id is not None), None),
+            placeholder_id=None if placeholder is None else placeholder[0],
+            placeholders=None if placeholder is None else placeholder[1],
             is_pixels=bool(found) and all(x.is_pixels for x in found),
             audio=found[0].audio if found and all(x.audio is not None for x in found) else None,
         )
@@ -427,8 +441,14 @@ def _specs(model: keras.Model) -> dict[str, keras.KerasTensor]:
     return {producer(x).operation.name: x for x in model.inputs}
 
 
-def _reading(operation: keras.Operation, place: int, is_last: bool) -> _Reading:
-    """Properties of the layer's argument number `place`."""
+def _placeholder(known: Input) -> tuple[int, int | None] | None:
+    return None if known.placeholder_id is None else (known.placeholder_id, known.placeholders)
+
+
+def _reading(
+    operation: keras.Operation, place: int, is_last: bool, tensors: Sequence[keras.KerasTensor]
+) -> _Reading:
+    """Properties of the layer's argument number `place` of `tensors`."""
     if isinstance(operation, TokenEmbedding | TokenMask):
         is_embedding = isinstance(operation, TokenEmbedding)
         own = operation.mask_id if is_embedding else operation.pad_id
@@ -445,6 +465,8 @@ def _reading(operation: keras.Operation, place: int, is_last: bool) -> _Reading:
         return _Reading(operation.vocabulary_size, operation.pad_id)
     if isinstance(operation, EndTokenPooling) and is_last:
         return _Reading(end_id=operation.end_id)
+    if isinstance(operation, ReplacePlaceholders) and place == 1:
+        return _Reading(placeholder=(operation.token_id, tensors[2].shape[1]))
     if isinstance(operation, AudioLayer):
         return _Reading(audio=operation)
     return _Reading(is_pixels=isinstance(operation, ImageNormalization))

@@ -18,6 +18,7 @@ from keras import ops
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.position_tables import table_length
 from keras_tfm.layers.types import Tensor
+from keras_tfm.runtime.decoding.placeholders import check_placeholders
 from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD, TokenRows, unpadded_prompts
 
 
@@ -226,7 +227,7 @@ class Preparation:
                 )
             self._check_range(self.target, array)
             result.append(array.astype("int32"))
-        return unpadded_prompts(
+        result = unpadded_prompts(
             self.target,
             result,
             self.pad_id,
@@ -235,6 +236,9 @@ class Preparation:
             is_array,
             is_text,
         )
+        known = self._inputs[self.target]
+        check_placeholders(self.target, result, known.placeholder_id, known.placeholders)
+        return result
 
     def _check_range(self, name: str, ids: np.ndarray) -> None:
         known = self._inputs[name]

@@ -11,6 +11,7 @@ from keras_tfm.layers.embeddings.ngram_encoding import NGramEncoding
 from keras_tfm.layers.embeddings.output_bias import OutputBias
 from keras_tfm.layers.embeddings.prefix_tokens import PrefixTokens
 from keras_tfm.layers.embeddings.remove_prefix import RemovePrefix
+from keras_tfm.layers.embeddings.replace_placeholders import ReplacePlaceholders
 from keras_tfm.layers.embeddings.segment_embedding import SegmentEmbedding
 from keras_tfm.layers.embeddings.sequence_pooling import SequencePooling
 from keras_tfm.layers.embeddings.token_embedding import TokenEmbedding
@@ -121,6 +122,7 @@ __all__ = [
     "RelativePositionEmbedding",
     "RelativePositionTable",
     "RemovePrefix",
+    "ReplacePlaceholders",
     "Residual",
     "RotaryEmbedding",
     "RotaryEmbedding2D",

@@ -19,6 +19,7 @@ from typing import TypeGuard, cast
 import numpy as np
 import numpy.typing as npt
 
+from keras_tfm.runtime.decoding.placeholders import check_placeholders
 from keras_tfm.runtime.decoding.trailing_padding import (
     REAL_PAD,
     TokenRows,
@@ -165,8 +166,11 @@ def check_prompt_length(count: int, max_length: int) -> None:
 def prompt_rows(
     name: str, values: Values, expected: Input, start_id: int | None
 ) -> list[np.ndarray]:
-    """Prompts, each (P,), without trailing padding ids; see `unpadded_prompts`."""
-    return unpadded_prompts(
+    """Prompts, each (P,), without trailing padding ids; see `unpadded_prompts`.
+
+    Placeholders are counted, see `check_placeholders`.
+    """
+    rows = unpadded_prompts(
         name,
         integer_rows(name, values, expected),
         pad_id_of(expected),
@@ -175,6 +179,8 @@ def prompt_rows(
         not isinstance(values, list | tuple),
         isinstance(values, TokenRows),
     )
+    check_placeholders(name, rows, expected.placeholder_id, expected.placeholders)
+    return rows
 
 
 def left_padded(

@@ -332,15 +332,19 @@ class Model:
         """
         return pictures.detect(self.file, image, threshold, self.labels)
 
-    def caption(self, images: Pictures, prompt: Sequence[int] | None = None) -> str | list[str]:
+    def caption(
+        self, images: Pictures, prompt: str | Sequence[int] | None = None
+    ) -> str | list[str]:
         """The text that a model of pictures and text writes for a picture.
 
         Args:
             images: path, bytes of a file, `PIL.Image.Image` or uint8 array, a picture of any size
                 as in `predict_images`; or a list of them.
-            prompt: list of int, the first tokens of the text, such as a start token of a language.
-                They are not a part of the text. Default: the `default_prompt` with which the file
-                was exported, or its `start_id`.
+            prompt: str or list of int, the first tokens of the text, such as a start token of a
+                language, or a question. They are not a part of the text. In a model that reads
+                pictures inside the text, a str has the placeholder once ("What is <image>?"), and
+                a list has it once for each feature. Default: the `default_prompt` with which the
+                file was exported, or its `start_id`.
 
         Returns:
             A text for a picture, a list for a list.

@@ -54,6 +54,7 @@ from keras_tfm.layers import (
     RelativePositionEmbedding,
     RelativePositionTable,
     RemovePrefix,
+    ReplacePlaceholders,
     Residual,
     RMSNormalization,
     RotaryEmbedding,
@@ -77,6 +78,9 @@ CONTEXT = rng.normal(size=(B, S, C)).astype("float32")
 PREFIX = np.random.default_rng(29).normal(size=(B, 3, D)).astype("float32")
 PIXELS = rng.integers(0, 256, size=(B, 7, 5, 3)).astype("float32")
 IDS = rng.integers(1, V, size=(B, T)).astype("int32")
+# Three placeholders a row, as many as `PREFIX` has features.
+MARKED = np.where([[True, False, True, True, False], [False, True, True, True, False]], V - 1, 2)
+MARKED = MARKED.astype("int32")
 MASK = np.array([[True, True, False, True, True], [False, True, True, False, False]])
 CONTEXT_MASK = np.array([[True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
 PAIRS = rng.random((B, T, T)) < 0.7
@@ -190,6 +194,7 @@ CASES = {
     ),
     "ConcatenatePrefix": Case(ConcatenatePrefix, {}, (PREFIX, X), listed=True),
     "RemovePrefix": Case(RemovePrefix, {}, (PREFIX, X), listed=True),
+    "ReplacePlaceholders": Case(ReplacePlaceholders, {"token_id": V - 1}, (X, MARKED, PREFIX)),
     "GridPositionEmbedding": Case(
         GridPositionEmbedding,
         {"text_length": 1, "grid": (2, 2), "initializer": GLOROT, "dropout": 0.3},
@@ -459,7 +464,7 @@ LEARNING = {
     not in (
         *(PositionalEncoding, PositionalEncoding2D, Dropout, SequencePooling, EndTokenPooling),
         *(ImageNormalization, ImageDenormalization, RandomResizedCrop, LogMelSpectrogram),
-        *(ConcatenatePrefix, RemovePrefix, GumbelSoftmax),
+        *(ConcatenatePrefix, RemovePrefix, ReplacePlaceholders, GumbelSoftmax),
     )
 }
 # Under any policy: what they read is cast after them.

@@ -66,6 +66,8 @@ class Argument:
             sample_rate=None if audio is None else audio.sample_rate,
             shortest=audio.shortest if audio is not None and audio.shortest > 1 else None,
             vocabulary_size=known.vocabulary_size,
+            placeholder_id=known.placeholder_id,
+            placeholders=known.placeholders,
         )
 
 

@@ -28,6 +28,7 @@ from keras_tfm.runtime.checked_inputs import left_padded, pad_id_of
 from keras_tfm.runtime.decoding import host_loop
 from keras_tfm.runtime.decoding.generate import generate_by
 from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
+from keras_tfm.runtime.inspection.random_inputs import insert_placeholders
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.manifest import Decode, Encode, Generate, Prefill, of_role
 
@@ -182,6 +183,9 @@ class Comparison:
                 inputs[prompt] = [
                     row[: max(1, unpadded_length(row, pad_id))] for row in rows_of_prompts
                 ]
+                if not given:
+                    known = signature.inputs[prompt]
+                    inputs[prompt] = [insert_placeholders(x, known) for x in inputs[prompt]]
             if loop is not None and loop.found and self.is_cut:
                 steps = self._steps(loop, signature, inputs, None)
                 rows, seconds = rows + len(steps), [*seconds, 0.0]

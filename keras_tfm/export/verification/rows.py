@@ -12,7 +12,12 @@ from keras_tfm.export.signatures.input_numbers import InputNumbers
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.runtime.checked_inputs import pad_id_of
 from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
-from keras_tfm.runtime.inspection.random_inputs import Numbers, is_mask, random_inputs
+from keras_tfm.runtime.inspection.random_inputs import (
+    Numbers,
+    insert_placeholders,
+    is_mask,
+    random_inputs,
+)
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.manifest import Decode, Input, Stepped
 
@@ -61,7 +66,8 @@ class VerificationRows:
             if size is not None and size > 1 and x.dtype.kind in "iu":
                 # Ids of more than two axes, as of an alignment, have no padding id.
                 ids = np.setdiff1d(np.arange(size), [] if pad_id is None else pad_id)
-                arrays[key] = x = _in_turn(ids, number, x.shape).astype(x.dtype)
+                x = _in_turn(ids, number, x.shape).astype(x.dtype)
+                arrays[key] = x = insert_placeholders(x, inputs[key])
             if number % 2 and inputs[key].padded:
                 quarters = (2, 1, 3)[number // 2 % 3]
                 x[:, max(1, x.shape[1] * quarters // 4) :] = pad_id or 0
@@ -117,7 +123,7 @@ class VerificationRows:
         # No end token, which would stop the steps before the caches are full.
         ids = ids if np.isin(ids, decode.end_ids).all() else np.setdiff1d(ids, decode.end_ids)
         shape = (token.shape[0], decode.max_length)
-        tokens = _in_turn(ids, number, shape)
+        tokens = insert_placeholders(_in_turn(ids, number, shape), token)
         if self.given is not None and target in self.given:
             for row, given in zip(tokens, itertools.cycle(self.given[target]), strict=False):
                 known = given[: unpadded_length(given, pad_id)][: len(row)]

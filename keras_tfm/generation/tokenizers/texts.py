@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_tfm.generation.interface import Input, interface_of
 from keras_tfm.generation.tokenizers.tokenizer_forms import by_input, check_tokenizer, form_of
+from keras_tfm.runtime.decoding.placeholders import expand_placeholder
 from keras_tfm.runtime.decoding.trailing_padding import TokenRows, with_real_pads
 from keras_tfm.runtime.tokenizers.tokenizer import (
     Tokenizer,
@@ -37,7 +38,8 @@ class Texts:
 
     The tokenizer itself adds its special tokens. A text for the stepped input is a prompt: the end
     token that the tokenizer appends is removed, and the start token is put first unless the
-    tokenizer did so. `runtime.Model.generate_text` does the same.
+    tokenizer did so. A single placeholder token stands for all features of a
+    `ReplacePlaceholders`. `runtime.Model.generate_text` does the same.
 
     Args:
         model: functional model.
@@ -124,7 +126,9 @@ class Texts:
         return {next((x for x in others if x in self._tokenizers), self._target): texts}
 
     def _prompt(self, text: str) -> list[int]:
-        return prompt_ids(self.target, text, self._start_id, self._end_ids, self._target)
+        ids = prompt_ids(self.target, text, self._start_id, self._end_ids, self._target)
+        known = interface_of(self._model).inputs[self._target]
+        return expand_placeholder(ids, known.placeholder_id, known.placeholders)
 
     def _pad(self, name: str, texts: list[str]) -> np.ndarray:
         """The ids of texts, padded on the right: (B, S), int32."""

@@ -36,6 +36,7 @@ def random_inputs(
 
     - Ids come from the vocabulary in the manifest, without the pad id; the last one is the end
       token where the model returns its features.
+    - After a row's first id stand the placeholders of its features, if the model has some.
     - Masks, which are bools and inputs of a name such as "attention_mask", are True for three of
       four positions, and for the first of each axis, so that no row is masked as a whole.
     - Other integers without a vocabulary are 0 or 1; those of 8 bits, such as an image's, take any
@@ -76,13 +77,37 @@ def random_inputs(
                 values = np.clip(np.rint(values), limits.min, limits.max)
             arrays[name] = values.astype(dtype)
         elif dtype.kind in "iu":
-            arrays[name] = _integers(generator, x, shape, dtype).astype(dtype)
+            ids = _integers(generator, x, shape, dtype).astype(dtype)
+            arrays[name] = insert_placeholders(ids, x)
             if x.end_id is not None:
                 arrays[name][:, -1] = x.end_id
         else:
             deviation = _LOUDNESS if x.is_audio else 1.0
             arrays[name] = generator.normal(scale=deviation, size=shape).astype(dtype)
     return arrays
+
+
+def insert_placeholders(rows: np.ndarray, known: Input) -> np.ndarray:
+    """Random ids (..., T) with the placeholders of a model behind the first id, and nowhere else.
+
+    Rows that are too short get none.
+
+    >>> import numpy as np
+    >>> from keras_tfm.runtime.inspection.random_inputs import insert_placeholders
+    >>> from keras_tfm.runtime.manifest.manifest import Input
+    >>> known = {"kind": "input", "padded": False, "placeholder_id": 9, "placeholders": 2}
+    >>> known = Input(shape=[1, 4], dtype="int32", **known)
+    >>> insert_placeholders(np.array([[3, 4, 5, 9]]), known).tolist()
+    [[3, 9, 9, 8]]
+    """
+    token_id, count = known.placeholder_id, known.placeholders
+    if token_id is None or count is None:
+        return rows
+    others = [x for x in (token_id - 1, token_id + 1, token_id + 2) if x not in (-1, known.pad_id)]
+    rows = np.where(rows == token_id, others[0], rows).astype(rows.dtype)
+    if rows.shape[-1] > count:
+        rows[..., 1 : 1 + count] = token_id
+    return rows
 
 
 def is_mask(name: str, vocabulary_size: int | None) -> bool:

@@ -85,6 +85,8 @@ class Input(Tensor):
         sample_rate: int, that of audio, in Hz.
         shortest: int, the fewest samples of audio.
         vocabulary_size: int, the number of ids.
+        placeholder_id: int, the id that stands for features, such as those of a picture.
+        placeholders: int, the number of the features: a row has the id as often, or never.
     """
 
     kind: Annotated[str, among(KINDS)]
@@ -98,6 +100,8 @@ class Input(Tensor):
     sample_rate: Size | None = None
     shortest: Size | None = None
     vocabulary_size: Size | None = None
+    placeholder_id: Id | None = None
+    placeholders: Size | None = None
 
     @property
     def is_ids(self) -> bool:

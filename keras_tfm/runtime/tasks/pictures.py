@@ -87,7 +87,9 @@ def detect(
     return sorted(found, key=lambda x: -x.probability)
 
 
-def caption(file: LoadedFile, images: Pictures, prompt: Sequence[int] | None) -> str | list[str]:
+def caption(
+    file: LoadedFile, images: Pictures, prompt: str | Sequence[int] | None
+) -> str | list[str]:
     """See `Model.caption`."""
     if isinstance(images, Mapping):
         raise TypeError("expected a picture or a list of them, got a dictionary")
@@ -95,7 +97,8 @@ def caption(file: LoadedFile, images: Pictures, prompt: Sequence[int] | None) ->
     target = target_of(file)
     (pixels,) = inputs.values()
     if prompt is not None:
-        inputs[target] = [list(prompt)] * len(np.asarray(pixels))
+        one = prompt if isinstance(prompt, str) else list(prompt)
+        inputs[target] = cast("Values", [one] * len(np.asarray(pixels)))
     texts = answers(file, inputs)
     return texts if are_several(images) else texts[0]
 

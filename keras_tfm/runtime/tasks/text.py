@@ -2,7 +2,8 @@
 
 The tokenizer itself adds its special tokens (post-processor, or SentencePiece's options). A text
 for the stepped input is a prompt: the end token that the tokenizer appends is removed, and the
-file's start token is put first unless the tokenizer did so.
+file's start token is put first unless the tokenizer did so. A single placeholder token in it stands
+for all features that the model reads there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from keras_tfm.runtime.checked_inputs import Values, prompt_input
 from keras_tfm.runtime.decoding import host_loop
 from keras_tfm.runtime.decoding.drafts import Draft
 from keras_tfm.runtime.decoding.generate import generate
+from keras_tfm.runtime.decoding.placeholders import expand_placeholder
 from keras_tfm.runtime.decoding.sampling import Choose, Sampler
 from keras_tfm.runtime.decoding.trailing_padding import TokenRows
 from keras_tfm.runtime.loaded_file import LoadedFile
@@ -239,6 +241,8 @@ class _Generation:
         self._start_id, self.end_ids = signature.start_id, signature.end_ids
         default = signature.default_prompt if isinstance(signature, Generate) else None
         self._with_prompt = with_prompt
+        known = expected.get(target)
+        self._placeholder = (known.placeholder_id, known.placeholders) if known else (None, None)
         self.tokenizer = tokenizer_of(file, target)
         values = _by_name(file, texts, expected, target)
         self.rows = len(next(iter(values.values()), ()))
@@ -259,7 +263,8 @@ class _Generation:
             self.inputs[target] = [default or [self._start_id]] * self.rows
 
     def _encode_prompt(self, text: str) -> list[int]:
-        return prompt_ids(self.tokenizer, text, self._start_id, self.end_ids, self._target)
+        ids = prompt_ids(self.tokenizer, text, self._start_id, self.end_ids, self._target)
+        return expand_placeholder(ids, *self._placeholder)
 
     def prompt(self, row: int) -> list[int]:
         """The prompt of a row, without the start token."""
