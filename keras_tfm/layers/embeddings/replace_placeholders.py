@@ -80,10 +80,10 @@ class ReplacePlaceholders(RematerializedLayer):
     >>> import numpy as np
     >>> from keras_tfm.layers import ReplacePlaceholders
     >>> x, tokens = np.zeros((1, 4, 1), "float32"), np.array([[3, 9, 4, 9]])
-    >>> features = np.array([[[0.5], [0.7]]], "float32")
+    >>> features = np.array([[[0.5], [0.75]]], "float32")
     >>> y = ReplacePlaceholders(token_id=9)(x, tokens, features)
-    >>> np.array(y)[0, :, 0].round(1).tolist()
-    [0.0, 0.5, 0.0, 0.7]
+    >>> np.array(y)[0, :, 0].tolist()
+    [0.0, 0.5, 0.0, 0.75]
     """
 
     def __init__(self, token_id: int, **kwargs: Any):
