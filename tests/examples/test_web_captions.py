@@ -4,6 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
+import small_answerer
 import small_captioners
 from small_captioners import KINDS, LENGTH, PICTURES, PROCESSOR, START, STEPPED, WHOLE
 from web_pages import need_browser, run_in_browser
@@ -16,7 +17,7 @@ PROMPTS = ([START], [START, 5, 9])
 
 @pytest.mark.browser
 def test_captions_are_those_of_python(tmp_path):
-    """Of the four kinds of files. Also a screenshot, caption.png, in the test's folder."""
+    """Of the six kinds of files. Also a screenshot, caption.png, in the test's folder."""
     need_browser()
     names = [f"{i}.png" for i in range(len(PICTURES))]
     for name, pixels in zip(names, PICTURES, strict=True):
@@ -37,6 +38,17 @@ def test_captions_are_those_of_python(tmp_path):
                 asked = None if prompt == [START] else prompt
                 answers.append({"prompt": asked, "tokens": tokens.tolist(), "texts": texts})
             files[name] = {"stepped": loop == "stepped", "answers": answers}
+    for loop, roles in (("whole", WHOLE), ("stepped", STEPPED)):  # a picture inside a text
+        name = f"inside_{loop}"
+        shutil.copy(small_answerer.file(roles), tmp_path / f"{name}.tflite")
+        model = runtime.load(tmp_path / f"{name}.tflite")
+        seen = small_answerer.PROCESSOR(PICTURES)
+        answers = []
+        for prompt in (small_answerer.QUESTION, small_answerer.IDS):
+            tokens = model.generate({"pixels": seen, "target": [small_answerer.IDS] * len(seen)})
+            texts = model.caption(PICTURES, prompt)
+            answers.append({"prompt": prompt, "tokens": tokens.tokens.tolist(), "texts": texts})
+        files[name] = {"stepped": loop == "stepped", "answers": answers}
     expected = {"files": files, "pictures": names}
     run_in_browser("test:captions", tmp_path, expected, SCREENSHOTS=tmp_path)
     assert (tmp_path / "caption.png").stat().st_size > 10_000

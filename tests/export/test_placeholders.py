@@ -1,64 +1,21 @@
 """One file: a picture and a text with `<image>` in it, text out."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
+import small_answerer
 from keras_weights import randomize
+from small_answerer import IDS, IMAGE, LENGTH, PICTURES, PROCESSOR, QUESTION, export, model
 from small_tokenizers import END, WORDS, words
 
 from keras_tfm import layers, runtime
-from keras_tfm.export import export_tflite
+from keras_tfm.export import VerificationError, verify
 from keras_tfm.generation import Generator
-
-SIZE, DIM, IMAGE, START, LENGTH = (8, 12), 10, 6, 1, 17
-QUESTION = "two six three"  # "six" stands for the picture
-IDS = [2, *[IMAGE] * 6, 3]
-PROCESSOR = runtime.ImageProcessor(SIZE, resize="fit")
-PICTURES = [
-    np.random.default_rng(i).integers(0, 256, (2, 3, 3), "uint8").repeat(9, 0).repeat(9, 1)
-    for i in range(4)
-]
-
-
-@functools.cache
-def model():
-    """Six patches at the placeholders of a text, and two blocks."""
-    keras.utils.set_random_seed(3)
-    pixels = keras.Input((*SIZE, 3), name="pixels")
-    x = layers.ImageNormalization((0.5,) * 3, (0.25,) * 3)(pixels)
-    features = keras.layers.Reshape((6, DIM))(layers.PatchEmbedding(DIM, 4)(x))
-    target = keras.Input((None,), dtype="int32", name="target")
-    x = layers.TokenEmbedding(len(WORDS), DIM, mask_zero=True)(target)
-    x = layers.ReplacePlaceholders(IMAGE)(x, target, layers.LayerNormalization()(features))
-    for _ in range(2):
-        x = layers.TransformerDecoderBlock(
-            self_attention=layers.MultiHeadSelfAttention(
-                5, causal=True, position=layers.RotaryEmbedding()
-            ),
-            feed_forward=layers.FeedForward(17),
-            cross_attention=False,
-        )(x)
-    logits = keras.layers.Dense(len(WORDS))(layers.LayerNormalization()(x))
-    made = randomize(keras.Model({"pixels": pixels, "target": target}, logits), 24)
-    for weight in made.weights:
-        if weight.name == "kernel":
-            weight.assign(3 * weight)
-    return made
-
-
-def export(path, roles=None, **options):
-    return export_tflite(
-        model(), path, roles, target="target", max_length=LENGTH, end_id=END, prompt_length=9,
-        images=PROCESSOR, tokenizer={"target": words(len(WORDS))}, **options,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    report = export(tmp_path_factory.mktemp("placeholders") / "model.tflite")
-    return runtime.load(report.path)
+def file():
+    return runtime.load(small_answerer.file())
 
 
 def keras_tokens(prompt):
@@ -106,8 +63,6 @@ def test_verification_reads_the_features(tmp_path):
     entry = export(tmp_path / "a.tflite", verify=False)
     known = runtime.load(entry.path).file.signatures["generate"].inputs["target"]
     assert (known.placeholder_id, known.placeholders) == (IMAGE, 6)
-    from keras_tfm.export import VerificationError, verify
-
     other = randomize(keras.models.clone_model(model()), 5)
     for mine, theirs in zip(other.weights, model().weights, strict=True):
         mine.assign(theirs)

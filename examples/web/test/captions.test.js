@@ -63,19 +63,20 @@ for (const [name, { stepped, answers }] of Object.entries(files)) {
 
   test(`${name} ${stepped ? "writes piece by piece" : "has no pieces"}, and chooses`, async () => {
     const found = await page.evaluate(
-      async ([name, picture]) => {
+      async ([name, picture, prompt]) => {
         const model = await opened(name);
         const blob = await blobOf(picture);
+        const options = prompt ? { prompt } : {};
         const pieces = async () => {
           const found = [];
-          for await (const piece of model.streamCaption(blob)) found.push(piece);
+          for await (const piece of model.streamCaption(blob, options)) found.push(piece);
           return found;
         };
         const choose = sampler({ temperature: 0 });
-        const results = [pieces(), model.caption(blob, { choose }).then(({ text }) => text)];
+        const results = [pieces(), model.caption(blob, { ...options, choose }).then(({ text }) => text)];
         return Promise.all(results.map((x) => x.catch(String)));
       },
-      [name, pictures[0]],
+      [name, pictures[0], answers[0].prompt],
     );
     const [text] = answers[0].texts;
     if (stepped) {

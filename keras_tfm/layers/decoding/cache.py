@@ -3,7 +3,8 @@
 A cache is a plain dictionary with one entry per call of an attention layer, in call order. The name
 of an entry is the call's number and the layer's name ("002_cross_attention"), so a layer that is
 called twice has two entries. An entry holds "key" (B, G, S, K) or "transposed_key" (B, G, K, S),
-and "value" (B, G, S, V) or "transposed_value" (B, G, V, S). If several calls share one padding
+and "value" (B, G, S, V) or "transposed_value" (B, G, V, S); that of `ReplacePlaceholders` has no
+key. If several calls share one padding
 mask, the entry of the first also holds "mask" (B, S), boolean. Along S there is one column per
 position.
 
@@ -52,22 +53,22 @@ _SMALLEST = 1e-30
 
 
 def make_entry(
-    key: Tensor,
+    key: Tensor | None,
     value: Tensor,
     transposed: bool,
     transposed_values: bool = False,
     int8: bool = False,
 ) -> Entry:
-    """A cache entry of keys and values, either of them transposed, or in int8."""
+    """A cache entry of keys, if any, and values, either of them transposed, or in int8."""
+    keys: Entry = {}
     if int8:
-        (key, key_scale), (value, value_scale) = _round_to_int8(key), _round_to_int8(value)
-        return {
-            "transposed_key": _transpose(key),
-            "key_scale": _transpose(key_scale),
-            "value": value,
-            "value_scale": _transpose(value_scale),
-        }
-    keys = {"transposed_key": _transpose(key)} if transposed else {"key": key}
+        if key is not None:
+            key, scale = _round_to_int8(key)
+            keys = {"transposed_key": _transpose(key), "key_scale": _transpose(scale)}
+        value, scale = _round_to_int8(value)
+        return {**keys, "value": value, "value_scale": _transpose(scale)}
+    if key is not None:
+        keys = {"transposed_key": _transpose(key)} if transposed else {"key": key}
     if transposed_values:
         return {**keys, "transposed_value": _transpose(value)}
     return {**keys, "value": value}
@@ -118,7 +119,7 @@ def as_cached(x: Tensor) -> Tensor:
 
 def is_int8(entry: Entry) -> bool:
     """Whether keys and values of an entry are stored in int8."""
-    return "key_scale" in entry
+    return "value_scale" in entry
 
 
 def key_of(entry: Entry) -> Tensor:

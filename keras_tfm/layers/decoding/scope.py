@@ -237,7 +237,7 @@ class DecodingScope:
     def extend(
         self,
         name: str,
-        key: Tensor,
+        key: Tensor | None,
         value: Tensor,
         mask: Tensor | None,
         window: Window | None = None,
@@ -247,13 +247,13 @@ class DecodingScope:
 
         Args:
             name: str, the layer's name.
-            key: (B, G, T, K), keys of this step's tokens.
+            key: (B, G, T, K), keys of this step's tokens; None: the entry has values alone.
             value: (B, G, T, V), values of this step's tokens.
             mask: (B, T), boolean, True = token, False = padding; optional.
             window: int, the layer's attention window. Default: none.
             joined: bool, whether every query needs a column for each new key, not just its own.
         """
-        length = key.shape[2] if isinstance(key.shape[2], int) else ops.shape(key)[2]
+        length = value.shape[2] if isinstance(value.shape[2], int) else ops.shape(value)[2]
         self._check_capacity(length)
         entry, capacity = self._take(name), self._capacity + self._prefix
         is_first = entry is None

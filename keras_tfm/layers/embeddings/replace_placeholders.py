@@ -131,7 +131,7 @@ class ReplacePlaceholders(RematerializedLayer):
         # The entry of a head of size 1, whose values are 1 for placeholders. What a token sees of
         # it is what a query of causal self-attention sees.
         ones = ops.cast(is_placeholder, self.compute_dtype)[:, None, :, None]
-        step = scope.extend(self.name, ones, ones, None)
+        step = scope.extend(self.name, None, ones, None)
         if step.entry is None or step.visible is None:
             return counted
         cached = ops.cast(value_of(step.entry), "float32")[:, 0]  # (B, S, 1)

@@ -385,12 +385,14 @@ export class Model {
   }
 
   /**
-   * The text that the model writes for a picture, by cross-attention or by a prefix.
+   * The text that the model writes for a picture: by cross-attention, by a prefix, or in a prompt with
+   * the picture in it.
    *
    * @param {ImageBitmapSource} source - a picture, as in `pixels`.
    * @param {object} [options]
-   * @param {number[]} [options.prompt] - the first tokens of the text, such as the start token of a
-   *   language, which are not a part of it; by default those of the file.
+   * @param {string | number[]} [options.prompt] - a text, such as "What is <image>?", in which one
+   *   placeholder stands for the picture, or the first tokens of the text, such as the start token of
+   *   a language; they are not a part of the result. By default those of the file, or the picture.
    * @param {(logits: Float32Array, tokens: number[]) => number | Promise<number>} [options.choose] -
    *   as in `stream`; only of a file with "decode".
    * @returns {Promise<{text: string, tokens: Int32Array, milliseconds: number}>} `tokens` as of
@@ -1544,10 +1546,25 @@ function encoded(source, text, special) {
   }
 }
 
+/**
+ * The tokens of a text, in which a single placeholder becomes one for each feature, as
+ * `expand_placeholder` of keras_tfm/runtime/decoding/placeholders.py.
+ */
+function expandPlaceholder(ids, { id, count }) {
+  if (ids.filter((x) => x === id).length !== 1) return ids;
+  return ids.flatMap((x) => (x === id ? Array(count).fill(id) : [x]));
+}
+
 /** The tokens with which a caption begins, by default those of the file. */
-function checkedPrompt(prompt, { prompts, size, defaultPrompt }) {
+function checkedPrompt(prompt, ability) {
+  const { prompts, size, defaultPrompt, placeholder, target, startId, endIds } = ability;
   if (prompt === undefined) return defaultPrompt;
-  const ids = [...prompt];
+  let ids = prompt;
+  if (typeof prompt === "string") {
+    ids = encode(prompt, { source: target, length: Infinity, endIds, startId, goesOn: true });
+    if (placeholder) ids = expandPlaceholder(ids, placeholder);
+  }
+  ids = [...ids];
   if (!prompts) throw new TextError("The file was exported without a prompt_length: leave out prompt.");
   if (ids.length < 1 || ids.length > prompts) {
     const most = prompts === 1 ? "1 token" : `1 to ${prompts} tokens`;
@@ -1555,6 +1572,12 @@ function checkedPrompt(prompt, { prompts, size, defaultPrompt }) {
   }
   const wrong = ids.find((id) => !(isCount(id) && id < size));
   if (wrong !== undefined) throw new TextError(`There is no token ${wrong}.`);
+  const found = ids.filter((id) => id === placeholder?.id).length;
+  if (found && found !== placeholder.count) {
+    throw new TextError(
+      `A prompt must have the picture's token ${placeholder.count} times or never, not ${found} times.`,
+    );
+  }
   return ids;
 }
 
@@ -1944,6 +1967,7 @@ const INPUT = { ...TENSOR, kind: isText, padded: (x) => typeof x === "boolean" }
 const REAL_PAD = -2; // the padding id as a token, in a row for an input with "padding"
 const isPad = (x) => x === -1 || isCount(x); // -1 is padding that is no token
 Object.assign(INPUT, { pad_id: optional(isPad), vocabulary_size: optional(isCount) });
+Object.assign(INPUT, { placeholder_id: optional(isCount), placeholders: optional(isCount) });
 Object.assign(INPUT, { padding: optional((x) => ["ends", "after_end", "by_id"].includes(x)) });
 Object.assign(INPUT, { segments_of: optional(isText), mask_of: optional(isText) });
 const SIGNATURE = { role: isText, inputs: isObject, outputs: isObject };
@@ -2311,15 +2335,20 @@ function readCaption(manifest, metadata) {
   const given = Object.keys(inputs).filter((key) => inputs[key].kind === "padding");
   const picture = readPicture(signature ?? encoder, manifest, [prompt, ...given]);
   const target = readTarget(settings, manifest, metadata);
-  const defaultPrompt = settings.default_prompt ?? [settings.start_id];
+  const known = (steps?.decoders[0] ?? settings).inputs[name] ?? {};
+  const { vocabulary_size: size = Infinity, placeholder_id: id, placeholders: count } = known;
+  const placeholder = id === undefined || count === undefined ? null : { id, count };
+  const start = settings.start_id ?? null;
+  const first = start === null && placeholder ? Array(count).fill(id) : [start];
+  const defaultPrompt = settings.default_prompt ?? first;
   if (defaultPrompt[0] === null) {
     throw new ModelError("The file was exported without a start token.");
   }
-  const { vocabulary_size: size = Infinity } = (steps?.decoders[0] ?? settings).inputs[name] ?? {};
   const prompts = signature ? (inputs[prompt]?.shape[1] ?? 0) : maxLength - 1;
   const whole = signature ? { signature, maxLength } : null;
   const loops = { whole, stepped: steps ?? null };
-  return { ...picture, ...target, ...loops, defaultPrompt, prompts, size, maxLength };
+  const rules = { defaultPrompt, prompts, size, maxLength, placeholder };
+  return { ...picture, ...target, ...loops, ...rules };
 }
 
 /** DALL-E: codes of pictures after a text. */
