@@ -34,7 +34,9 @@ def test_both_ways(case, tmp_path):
     model = save(case, tmp_path)
     assert error_of(tmp_path, answer(tmp_path)) <= TOLERANCE
     theirs = read(tmp_path)
-    assert theirs.config.model_type == case.partition(",")[0]
+    # transformers has a classifier of SigLIP's images under the type of both encoders.
+    expected = "siglip" if theirs.config.architectures == ["SiglipForImageClassification"] else None
+    assert theirs.config.model_type == (expected or case.partition(",")[0])
     theirs.save_pretrained(tmp_path / "again")
     if (tmp_path / PREPROCESSOR).exists():  # which a processor would save
         shutil.copy(tmp_path / PREPROCESSOR, tmp_path / "again")

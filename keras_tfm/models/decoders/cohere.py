@@ -17,7 +17,10 @@ from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
-# From the models' configurations on the Hugging Face hub. cohere(256000, **SIZES["r7b"]).
+# "command-r": the defaults of `CohereConfig` in transformers, which are those of
+# c4ai-command-r-v01, and rope_theta and 128K tokens of its own config.json. "r7b": config.json of
+# c4ai-command-r7b-12-2024. Compared with copies of both files in public repositories.
+# cohere(256000, **SIZES["r7b"]).
 SIZES: dict[str, Arguments] = {
     "command-r": {
         "dim": 8192, "num_layers": 40, "num_heads": 64, "intermediate_dim": 22528,

@@ -48,7 +48,8 @@ SIZES: dict[str, Arguments] = {
     ),
     "gemma3-270m": _gemma3(18, dim=640, intermediate_dim=2048),
     "gemma3-1b": _gemma3(26, dim=1152, intermediate_dim=6912),
-    # A window of 512 in `config.json`: the token itself, and 256 to each side. The vectors are
+    # A window of 512 in `config.json`, of which `Gemma3TextConfig` of transformers makes
+    # 512 // 2 + 1: the token itself, and 256 to each side. The vectors are
     # sentence_embedding(..., projection_dim=[3072, 768], projection_bias=False).
     "embeddinggemma-300m": _gemma3(
         24, window=257, dim=768, num_heads=3, intermediate_dim=1152, max_length=2048,

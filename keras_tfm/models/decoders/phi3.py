@@ -9,7 +9,8 @@ from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # Phi-3-mini with 4096 positions: section 2 of arXiv:2404.14219, and the defaults of `Phi3Config`.
-# Phi-4-mini: section 2 of arXiv:2503.01743, and its configuration on the Hugging Face hub, which
+# Phi-4-mini: section 2 of arXiv:2503.01743; heads and the part that is rotated are compared with
+# examples/models/phi_4_mini/config/config.json of pytorch/executorch. The checkpoint's config.json
 # has the factors of LongRoPE besides. phi3(32064, **SIZES["mini-4k"]).
 SIZES: dict[str, Arguments] = {
     "mini-4k": {
