@@ -44,7 +44,7 @@ GUIDES = [
 ]
 SLOW = [
     *("first-model", "data", "training", "distribution", "generation", "export", "cookbook"),
-    *("huggingface", "images"),
+    *("huggingface", "images", "quantization-aware-training", "speech"),
 ]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
