@@ -1,12 +1,14 @@
 // pictures.html: classes, objects with their boxes, or a caption, of a picture or the camera.
 // "?model=NAME" chooses models/NAME.tflite, a file that was exported with `images=`, and "&prompt=4"
-// the first tokens of a caption, such as that of a language.
+// the first tokens of a caption, such as that of a language, or a question with the picture in it:
+// "&prompt=What is <image> in German%3F".
 
 const TOP = 5; // classes that are shown
 const element = (id) => document.getElementById(id);
 const query = new URLSearchParams(location.search);
 const name = query.get("model") ?? "pictures";
-const prompt = query.get("prompt")?.split(",").map(Number);
+const asked = query.get("prompt") ?? undefined;
+const prompt = /^[\d,]+$/.test(asked ?? "") ? asked.split(",").map(Number) : asked;
 // Not awaited here: a picture may be chosen while it loads.
 const library = import("./model.js").catch((error) => {
   const reason = `This page's packages did not load; "npm ci" installs them. (${error.message})`;
