@@ -31,8 +31,9 @@ int8 file                          55.6%     61.1%     55.5%     59.3%     69.1%
 
 The float32 file, 7.86 MB, writes Keras's tokens for all 5,664 answers; int8 has 2.15 MB and takes
 0.6 ms an answer on one thread. The memory names the right emoji for 57.3 % of the unseen pictures.
-That colours and contours are used, and the shrinkage, was decided on the unseen style, among five
-choices, before the decoder was trained; nothing else was.
+That colours and contours are used, and a shrinkage of 0.1, was first decided on the unseen style,
+among five choices, before the decoder was trained. With each of the four known styles left out in
+turn, 0.1 and 0.03 are level (64.6 % of the emoji), 0.3 has 64.0 %.
 """
 
 import argparse
