@@ -34,7 +34,7 @@ from keras_tfm.checkpoints.tensors import INDEX, SINGLE, TensorKind, Tensors, wr
 from keras_tfm.generation.tokenizers.keras_hub import keras_hub_hint
 from keras_tfm.host_memory import check_memory
 from keras_tfm.keras_internals import initialize, is_initialized, read_when_used, sublayers
-from keras_tfm.model_types import MODEL_TYPES, ModelType
+from keras_tfm.model_types import MODEL_TYPES, ModelType, names_of
 from keras_tfm.models import Model, resize_vocabulary, with_dtype
 from keras_tfm.models.dequantize import dequantize, is_quantized
 from keras_tfm.models.identity import is_functional
@@ -237,6 +237,11 @@ def open_huggingface(
     if model_type not in FAMILIES:
         config.refuse("model_type", model_type, f"one of {list(FAMILIES)}")
     family = FAMILIES[model_type]
+    if model_type not in names_of("images and texts"):
+        for name in ("vision_config", "audio_config"):  # of a model that reads more than this one
+            if config.fields.get(name) is not None:
+                expected = f"null, as {model_type} is not a model of several modalities"
+                config.refuse(name, config.fields[name], expected)
     config.rename(family.aliases)
     if not family.has_own_blocks:
         config.only(per_layer_config={})

@@ -340,6 +340,8 @@ def test_another_head_takes_what_was_learnt():
         ("bert_masked", {"tie_word_embeddings": False}),
         ("bert_sequence", {"id2label": []}),
         ("bert_model", {"model_type": "xlnet"}),
+        ("bert_model", {"vision_config": {"model_type": "siglip_vision_model"}}),
+        ("gpt2", {"audio_config": {}}),
         ("bert_model", {"model_type": None}),
         ("bert_model", {"architectures": ["BertModel", "BertForMaskedLM"]}),
         ("gpt2", {"activation_function": "mish"}),
