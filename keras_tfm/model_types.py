@@ -206,6 +206,11 @@ MODEL_TYPES = (
         tokenizer="GemmaTokenizer",
     ),
     ModelType(
+        "t5gemma2", "T5Gemma 2 (text)", "encoder_decoders.t5gemma2:T5GEMMA2", "t5gemma2",
+        "encoder-decoder", padding="`pad_token_id` in the source, usually 0",
+        vocabularies={"": 262144}, tokenizer="GemmaTokenizer",
+    ),
+    ModelType(
         "bart", "BART", "encoder_decoders.bart:BART", "bart", "encoder-decoder", padding=_PAD_1,
         vocabularies={"": 50265}, tokenizer="RobertaTokenizer",
     ),

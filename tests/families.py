@@ -62,6 +62,12 @@ def own_options():
             "decoder_num_heads": 4, "attention_logit_soft_cap": 2.0, "final_logit_soft_cap": 4.0,
             "decoder_intermediate_dim": 14, "decoder_num_key_value_heads": 2,
         },
+        "t5gemma2": {
+            "windows": [4, None, 4], "num_layers": 3, "decoder_num_layers": 2, "start_id": 1,
+            "decoder_windows": [None, 4], "query_pre_attention_scalar": 3, "rope_theta": 99.0,
+            "decoder_num_heads": 4, "final_logit_soft_cap": 4.0, "local_rope_theta": 50.0,
+            "decoder_intermediate_dim": 14, "decoder_num_key_value_heads": 2,
+        },
         "marian": {"pad_id": 0},
         "transformer": {"source_vocabulary_size": 31, "target_vocabulary_size": 11},
         "whisper": {"num_mels": 6, "max_source_length": 5, "pad_id": 0, "start_id": 1},

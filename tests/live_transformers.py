@@ -23,7 +23,8 @@ def made(name, options, folder, seed=0, shrunk=1.0):
             if parameter.requires_grad or not isinstance(parameter, torch.nn.Parameter):
                 parameter.add_(0.3 * torch.randn(parameter.shape))
         for name, parameter in (*theirs.named_parameters(), *theirs.named_buffers()):
-            if re.search(r"shared\.|embed_tokens|final_logits_bias", name):
+            # Not `embed_scale`, a constant of T5Gemma 2.
+            if re.search(r"shared\.|embed_tokens\.weight|final_logits_bias", name):
                 parameter.mul_(shrunk)
     theirs.save_pretrained(folder)
     return theirs, checkpoints.load_huggingface(folder)

@@ -65,6 +65,10 @@ OPTIONS = {
     "cohere2, no windows, untied": {"windows": None, "tie_output": False},
     "t5, plain, untied": {"gated": False, "tie_output": False, "activation": "gelu"},
     "umt5, plain, tied": {"gated": False, "tie_output": True, "end_id": 5},
+    "t5gemma2, no windows, scaled": {
+        "windows": 5, "decoder_windows": None, "rope_scaling": layers.LinearScaling(3.0),
+        "attention_bias": True,
+    },
     "marian, two vocabularies": {"target_vocabulary_size": VOCABULARY},
     "marian, two sizes, version 5": {"target_vocabulary_size": 37},
     "vit, without biases": {"attention_bias": False},
@@ -111,7 +115,7 @@ CASES = {
         for name in FAMILIES
         for scaling in scalings_of(name)
         # transformers reads `truncate` in no configuration by layer type.
-        if scaling != "yarn in full" or name not in ("gemma3_text", "olmo3")
+        if scaling != "yarn in full" or name not in ("gemma3_text", "olmo3", "t5gemma2")
     },
     **{name: partial(small, name.partition(",")[0], **x) for name, x in OPTIONS.items()},
 }

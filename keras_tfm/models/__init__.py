@@ -18,6 +18,7 @@ from keras_tfm.models.encoder_decoders.moonshine import moonshine
 from keras_tfm.models.encoder_decoders.pegasus import pegasus
 from keras_tfm.models.encoder_decoders.t5 import t5
 from keras_tfm.models.encoder_decoders.t5gemma import t5gemma
+from keras_tfm.models.encoder_decoders.t5gemma2 import t5gemma2
 from keras_tfm.models.encoder_decoders.transformer import transformer
 from keras_tfm.models.encoder_decoders.whisper import whisper
 from keras_tfm.models.encoders.albert import albert
@@ -130,6 +131,7 @@ __all__ = [
     "smollm3",
     "t5",
     "t5gemma",
+    "t5gemma2",
     "token_classifier",
     "transformer",
     "vilbert",

@@ -46,11 +46,31 @@ T5GEMMA = {
     "vocab_size": 19, "decoder_start_token_id": 2, "attn_implementation": "eager",
     "encoder": GEMMA2, "decoder": {**GEMMA2, "hidden_size": 18, "num_attention_heads": 6},
 }  # fmt: skip
+_GEMMA3 = {
+    **GEMMA2, "attn_logit_softcapping": None, "sliding_window": 4, "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}  # fmt: skip
+T5GEMMA2 = {
+    "vocab_size": 19, "decoder_start_token_id": 2, "attn_implementation": "eager",
+    "encoder": {
+        "text_config": _GEMMA3, "mm_tokens_per_image": 4, "vision_config": {
+            "model_type": "siglip_vision_model", "hidden_size": 6, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "intermediate_size": 5, "image_size": 12, "patch_size": 3,
+        },
+    },
+    "decoder": {**_GEMMA3, "num_attention_heads": 6, "intermediate_size": 5, "num_hidden_layers": 2,
+                "layer_types": ["full_attention", "sliding_attention"]},
+}  # fmt: skip
 VARIED = {"init_std": 1.0}  # with smaller weights, tied logits repeat the last token
 # The seeds whose tokens vary most, of 8.
 SEEDS = {
     "bart": 4, "mbart": 5, "pegasus": 2, "marian": 2, "marian with two vocabularies": 1,
     "m2m_100": 0, "mt5": 0, "umt5": 0, "t5gemma": 0,
+    "t5gemma2": 0,
 }  # fmt: skip
 GENERATING = {
     "bart": ("BartForConditionalGeneration", {**SIZES, **VARIED}),
@@ -62,6 +82,7 @@ GENERATING = {
     "mt5": ("MT5ForConditionalGeneration", T5),
     "umt5": ("UMT5ForConditionalGeneration", {**T5, "tie_word_embeddings": False}),
     "t5gemma": ("T5GemmaForConditionalGeneration", T5GEMMA),
+    "t5gemma2": ("T5Gemma2ForConditionalGeneration", T5GEMMA2),
 }
 MODELS = [
     *GENERATING.values(),

@@ -228,7 +228,7 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
         "embeddinggemma-300m": (24, 768, 3, 1, 256, 1152),
     }  # fmt: skip
     counts: dict[str, dict[str, dict]] = {
-        "bert": {}, "gpt": {}, "gemma": {}, "t5": {}, "m2m_100": {},
+        "bert": {}, "gpt": {}, "gemma": {}, "t5": {}, "m2m_100": {}, "t5gemma2": {},
     }  # fmt: skip
     with torch.device("meta"):
         for size, (layers, dim) in bert.items():
@@ -279,6 +279,24 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
             )  # fmt: skip
             model = transformers.M2M100ForConditionalGeneration(config)
             counts["m2m_100"][size] = counted(model, vocabulary)
+        for size, gemma3 in (("270m-270m", "gemma3-270m"), ("1b-1b", "gemma3-1b"), ("4b-4b", "")):
+            layers, dim, heads, groups, channels, inner = (
+                gemma[gemma3] if gemma3 else (34, 2560, 8, 4, 256, 10240)
+            )
+            stack = {
+                "vocab_size": 262144, "hidden_size": dim, "num_hidden_layers": layers,
+                "num_attention_heads": heads, "num_key_value_heads": groups, "head_dim": channels,
+                "intermediate_size": inner,
+            }  # fmt: skip
+            vision = {"model_type": "siglip_vision_model", "num_hidden_layers": 0}
+            config = transformers.T5Gemma2Config(
+                encoder={"text_config": stack, "vision_config": vision}, decoder=stack
+            )
+            model = transformers.T5Gemma2ForConditionalGeneration(config)
+            del model.model.encoder.vision_tower, model.model.encoder.multi_modal_projector
+            for part in (model.model.encoder.text_model, model.model.decoder):
+                del part.embed_tokens.eoi_embedding
+            counts["t5gemma2"][size] = counted(model, 262144)
     return counts
 
 

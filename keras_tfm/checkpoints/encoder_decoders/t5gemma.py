@@ -10,16 +10,16 @@ from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 from keras_tfm.models.decoders.causal_decoder import each_window
 
 # The fields of a stack that are sizes of their own in the other one, by the builder's argument.
-_SIZES = {
+SIZES = {
     "dim": ("hidden_size", 2304), "num_layers": ("num_hidden_layers", 26),
     "num_heads": ("num_attention_heads", 8), "num_key_value_heads": ("num_key_value_heads", 4),
     "intermediate_dim": ("intermediate_size", 9216),
 }  # fmt: skip
-_WINDOW = 4096
-_OUTPUT = "lm_head.out_proj.weight"
+WINDOW = 4096
+OUTPUT = "lm_head.out_proj.weight"
 
 
-def _stack(model: models.Model, stack: str, sublayers: dict[str, str]) -> list[Row]:
+def stack_rows(model: models.Model, stack: str, sublayers: dict[str, str]) -> list[Row]:
     """Rows of a stack; `sublayers`: how each is called in the names of its norms."""
     given, path, layer = model.arguments, f"{stack}_{{i}}", f"{stack}.layers.{{i}}"
     prefix = "decoder_" if stack == "decoder" else ""
@@ -27,7 +27,6 @@ def _stack(model: models.Model, stack: str, sublayers: dict[str, str]) -> list[R
     groups = given[f"{prefix}num_key_value_heads"] or given["num_key_value_heads"] or heads
     width, attention = given["head_dim"], f"{layer}.self_attn"
     rows = [
-        Row(f"{_table(stack)}/embeddings", (f"{stack}.embed_tokens.weight",)),
         *dense(
             f"{path}/self_attention/query_key_value",
             *(f"{attention}.{x}_proj" for x in "qkv"),
@@ -45,18 +44,16 @@ def _stack(model: models.Model, stack: str, sublayers: dict[str, str]) -> list[R
     return rows
 
 
-def _table(stack: str) -> str:
-    return "source_embedding" if stack == "encoder" else "target_embedding"
-
-
 def table(model: models.Model) -> tuple[Row, ...]:
     """A row for each tensor."""
     path, tensor = "decoder_{i}/cross_attention", "decoder.layers.{i}.cross_attn"
     names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output_projection": "o_proj"}
     sublayers = {"self_attention": "self_attn", "feed_forward": "feedforward"}
     return (
-        *_stack(model, "encoder", sublayers),
-        *_stack(model, "decoder", {**sublayers, "cross_attention": "cross_attn"}),
+        Row("source_embedding/embeddings", ("encoder.embed_tokens.weight",)),
+        Row("target_embedding/embeddings", ("decoder.embed_tokens.weight",)),
+        *stack_rows(model, "encoder", sublayers),
+        *stack_rows(model, "decoder", {**sublayers, "cross_attention": "cross_attn"}),
         *(row for name, x in names.items() for row in dense(f"{path}/{name}", f"{tensor}.{x}")),
         *dense("output", "lm_head.out_proj", bias=False, head=True),
     )
@@ -71,26 +68,9 @@ def _arguments(config: Config, named: Named) -> Arguments:
         if x != second[name]:
             decoder.refuse(f"decoder.{name}", second[name], f"that of the encoder, {x}")
     size = first["vocab_size"]
-    arguments: Arguments = {
-        name: encoder.integer(field, default) for name, (field, default) in _SIZES.items()
-    }
-    for name, (field, default) in _SIZES.items():
-        arguments[f"decoder_{name}"] = decoder.integer(field, default)
-    if "vocab_size" in config.fields:
-        config.only(vocab_size=size)
-    ids = {"pad_id": ("pad_token_id", 0), "start_id": ("bos_token_id", 2)}
-    ids["end_id"] = ("eos_token_id", 1)
-    for name, (field, default) in ids.items():
-        default = decoder.integer(field, default, minimum=0, maximum=size - 1)
-        if name == "pad_id":
-            default = encoder.integer(field, default, minimum=0, maximum=size - 1)
-        else:
-            default = config.integer(field, default, minimum=0, maximum=size - 1)
-        arguments[name] = default
-    start = config.integer("decoder_start_token_id", None, minimum=0, maximum=size - 1)
-    arguments["start_id"] = arguments["start_id"] if start is None else start
+    arguments = {**read_sizes(encoder, decoder), **read_ids(config, encoder, decoder, size)}
     tied = config.flag("tie_word_embeddings", True)
-    untied = _OUTPUT in named.own and not named.same(_OUTPUT, "decoder.embed_tokens.weight")
+    untied = OUTPUT in named.own and not named.same(OUTPUT, "decoder.embed_tokens.weight")
     return {
         **arguments,
         "vocabulary_size": size,
@@ -102,13 +82,38 @@ def _arguments(config: Config, named: Named) -> Arguments:
         "decoder_windows": _windows(decoder, arguments["decoder_num_layers"], 0),
         "query_pre_attention_scalar": first["query_pre_attn_scalar"],
         "attention_logit_soft_cap": first["attn_logit_softcapping"],
-        "final_logit_soft_cap": _cap(decoder, "final_logit_softcapping", 30.0),
+        "final_logit_soft_cap": read_cap(decoder, "final_logit_softcapping", 30.0),
         "attention_bias": first["attention_bias"],
         "dropout": config.number("dropout_rate", 0.0, 1),
         "attention_dropout": config.number("attention_dropout", 0.0, 1),
         "tie_output": tied and not untied,
         "max_length": decoder.integer("max_position_embeddings", 8192),
     }
+
+
+def read_sizes(encoder: Config, decoder: Config) -> Arguments:
+    """The builder's arguments that are sizes of either stack."""
+    return {
+        f"{prefix}{name}": stack.integer(field, default)
+        for prefix, stack in (("", encoder), ("decoder_", decoder))
+        for name, (field, default) in SIZES.items()
+    }
+
+
+def read_ids(config: Config, encoder: Config, decoder: Config, size: int) -> Arguments:
+    """The ids of padding, start and end; `size` is that of the vocabulary."""
+    if "vocab_size" in config.fields:
+        config.only(vocab_size=size)
+    arguments: Arguments = {}
+    ids = {"pad_id": ("pad_token_id", 0), "start_id": ("bos_token_id", 2)}
+    ids["end_id"] = ("eos_token_id", 1)
+    for name, (field, default) in ids.items():
+        default = decoder.integer(field, default, minimum=0, maximum=size - 1)
+        owner = encoder if name == "pad_id" else config
+        arguments[name] = owner.integer(field, default, minimum=0, maximum=size - 1)
+    start = config.integer("decoder_start_token_id", None, minimum=0, maximum=size - 1)
+    arguments["start_id"] = arguments["start_id"] if start is None else start
+    return arguments
 
 
 def _equal_fields(config: Config) -> Arguments:
@@ -119,13 +124,13 @@ def _equal_fields(config: Config) -> Arguments:
         "hidden_activation": config.activation("hidden_activation", "gelu_pytorch_tanh"),
         "rms_norm_eps": config.number("rms_norm_eps", 1e-6),
         "query_pre_attn_scalar": config.number("query_pre_attn_scalar", 256),
-        "attn_logit_softcapping": _cap(config, "attn_logit_softcapping", 50.0),
+        "attn_logit_softcapping": read_cap(config, "attn_logit_softcapping", 50.0),
         "attention_bias": config.flag("attention_bias", False),
         "rope_parameters": read_rope(config),
     }
 
 
-def _cap(config: Config, name: str, default: float) -> float | None:
+def read_cap(config: Config, name: str, default: float | None) -> float | None:
     """A soft cap; null means none."""
     return config.number(name, None) if name in config.fields else default
 
@@ -137,7 +142,7 @@ def _windows(config: Config, num_layers: int, more: int) -> Windows:
         kinds = [FULL if i % 2 else SLIDING for i in range(num_layers)]
     window = config.integer("sliding_window", None)
     if "sliding_window" not in config.fields:
-        window = _WINDOW
+        window = WINDOW
     if window is None and SLIDING in kinds:
         config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
     if isinstance(kinds, list) and len(kinds) != num_layers:
@@ -145,9 +150,9 @@ def _windows(config: Config, num_layers: int, more: int) -> Windows:
     return read_windows(config, kinds, None if window is None else window + more)
 
 
-def _fields(model: models.Model, architecture: str) -> Fields:
+def shared_fields(model: models.Model) -> Fields:
+    """The fields that the configurations of both stacks have, but for sizes and positions."""
     given = model.arguments
-    decoder = not architecture.endswith("EncoderModel")
     name = activation_name(given["activation"])
     scalar = given["query_pre_attention_scalar"] or given["head_dim"]
     if int(scalar) != scalar:
@@ -159,13 +164,13 @@ def _fields(model: models.Model, architecture: str) -> Fields:
             f"{model.name}: attention_bias must be True or False to be saved, got "
             f"{given['attention_bias']!r}"
         )
-    shared: Fields = {
+    return {
         "vocab_size": given["vocabulary_size"],
         "head_dim": given["head_dim"],
         "hidden_activation": "gelu_pytorch_tanh" if name == "gelu_new" else name,
         "rms_norm_eps": given["rms_norm_epsilon"],
         "query_pre_attn_scalar": int(scalar),
-        "attn_logit_softcapping": given["attention_logit_soft_cap"],
+        "attn_logit_softcapping": given.get("attention_logit_soft_cap"),
         "final_logit_softcapping": given["final_logit_soft_cap"],
         "attention_bias": given["attention_bias"],
         "dropout_rate": given["dropout"],
@@ -174,46 +179,66 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "pad_token_id": given["pad_id"],
         "bos_token_id": given["start_id"],
         "eos_token_id": given["end_id"],
-        "tie_word_embeddings": given["tie_output"],
-        "model_type": "t5_gemma_module",
-        **rope_fields(model),
+        "tie_word_embeddings": given.get("tie_output", True),
     }
-    stacks = {}
-    for stack, prefix in (("encoder", ""), ("decoder", "decoder_")):
-        sizes = {field: given[f"{prefix}{x}"] or given[x] for x, (field, _) in _SIZES.items()}
-        sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
-        if sizes["hidden_size"] % sizes["num_attention_heads"]:
-            raise ValueError(
-                f"{model.name}: num_heads must divide dim ({sizes['hidden_size']}) to be saved, "
-                f"got {sizes['num_attention_heads']}"
-            )
-        each = each_window(given[f"{prefix}windows"], sizes["num_hidden_layers"])
-        used = {x for x in each if x is not None}
-        if len(used) > 1:
-            raise ValueError(f"{model.name}: a stack has one window for all blocks, got {each}")
-        window = max(used, default=None)
-        if window is not None and stack == "encoder":
-            window -= 1
-        stacks[stack] = {
-            **shared,
-            **sizes,
-            "sliding_window": window or _WINDOW,
-            "layer_types": [FULL if x is None else SLIDING for x in each],
-        }
-    stacks["decoder"] |= {
-        "is_decoder": True, "cross_attention_hidden_size": stacks["encoder"]["hidden_size"],
-    }  # fmt: skip
+
+
+def stack_fields(model: models.Model, prefix: str, more: int = 0) -> Fields:
+    """The sizes and windows of a stack.
+
+    Args:
+        model: the model.
+        prefix: str, "" for the encoder and "decoder_" for the decoder.
+        more: int, what the builder's window has more than the field.
+    """
+    given = model.arguments
+    sizes = {field: given.get(f"{prefix}{x}") or given[x] for x, (field, _) in SIZES.items()}
+    sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
+    if sizes["hidden_size"] % sizes["num_attention_heads"]:
+        raise ValueError(
+            f"{model.name}: num_heads must divide dim ({sizes['hidden_size']}) to be saved, "
+            f"got {sizes['num_attention_heads']}"
+        )
+    each = each_window(given[f"{prefix}windows"], sizes["num_hidden_layers"])
+    used = {x for x in each if x is not None}
+    if len(used) > 1:
+        raise ValueError(f"{model.name}: a stack has one window for all blocks, got {each}")
+    window = max(used, default=None)
     return {
-        **stacks,
+        **sizes,
+        # transformers requires a window even if no block has one.
+        "sliding_window": WINDOW if window is None else window - more,
+        "layer_types": [FULL if x is None else SLIDING for x in each],
+    }
+
+
+def own_fields(model: models.Model) -> Fields:
+    """The fields besides the configurations of both stacks."""
+    given = model.arguments
+    return {
         "vocab_size": given["vocabulary_size"],
-        "is_encoder_decoder": decoder,
         "dropout_rate": given["dropout"],
         "attention_dropout": given["attention_dropout"],
-        "tie_word_embeddings": given["tie_output"],
+        "tie_word_embeddings": given.get("tie_output", True),
         "pad_token_id": given["pad_id"],
         "bos_token_id": given["start_id"],
         "decoder_start_token_id": given["start_id"],
         "eos_token_id": given["end_id"],
+    }
+
+
+def _fields(model: models.Model, architecture: str) -> Fields:
+    shared = {**shared_fields(model), "model_type": "t5_gemma_module", **rope_fields(model)}
+    encoder = {**shared, **stack_fields(model, "", more=1)}
+    decoder = {
+        **shared, **stack_fields(model, "decoder_"), "is_decoder": True,
+        "cross_attention_hidden_size": encoder["hidden_size"],
+    }  # fmt: skip
+    return {
+        "encoder": encoder,
+        "decoder": decoder,
+        "is_encoder_decoder": not architecture.endswith("EncoderModel"),
+        **own_fields(model),
     }
 
 
@@ -234,7 +259,7 @@ T5GEMMA = Family(
     },
     names=Names(
         prefix="model.",
-        aliases={_OUTPUT: "decoder.embed_tokens.weight"},
+        aliases={OUTPUT: "decoder.embed_tokens.weight"},
         ignored=(r".*rotary_emb\.inv_freq",),
     ),
     base="T5GemmaModel",

@@ -1,6 +1,6 @@
 """T5Gemma: "Encoder-Decoder Gemma" (arXiv:2504.06225), of the blocks of Gemma 2."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
     gelu_tanh,
 )
-from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
+from keras_tfm.layers.types import Activation, Arguments, DType, Tensor, Window
 from keras_tfm.models.decoders.causal_decoder import each_window, initializer
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
@@ -61,17 +61,17 @@ SIZES: dict[str, Arguments] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stack:
-    """The parts of the encoder or the decoder."""
+class GemmaStack:
+    """The parts of the encoder or the decoder of T5Gemma and T5Gemma 2."""
 
     name: str
     dim: int
     num_heads: int
     num_key_value_heads: int | None
     intermediate_dim: int
-    windows: list[int | None]
+    windows: Sequence[Window | None]
     attention: dict[str, Any]
-    position: dict[str, Any]
+    position: Callable[[Window | None], RotaryEmbedding]
     activation: Activation
     rms_norm_epsilon: float
     dropout: float
@@ -79,18 +79,23 @@ class _Stack:
 
     @property
     def blocks(self) -> list[str]:
+        """The names of the blocks."""
         return [f"{self.name}_{i}" for i in range(len(self.windows))]
 
     def norm(self, name: str) -> RMSNormalization:
+        """A norm."""
         return RMSNormalization(epsilon=self.rms_norm_epsilon, dtype=self.dtype, name=name)
 
-    def parts(self, window: int | None, causal: bool) -> dict[str, Any]:
-        """The arguments shared by encoder and decoder blocks."""
+    def parts(self, window: Window | None, causal: bool, **attention: Any) -> dict[str, Any]:
+        """The arguments shared by encoder and decoder blocks.
+
+        `attention`: arguments of the self-attention besides those of the stack.
+        """
         return {
             "self_attention": MultiHeadSelfAttention(
                 self.num_heads, causal=causal, window=window, name="self_attention",
                 num_key_value_heads=self.num_key_value_heads,
-                position=RotaryEmbedding(dtype=self.dtype, **self.position), **self.attention,
+                position=self.position(window), **self.attention, **attention,
             ),
             "feed_forward": FeedForward(
                 self.intermediate_dim, activation=self.activation, gated=True, use_bias=False,
@@ -105,6 +110,7 @@ class _Stack:
         }  # fmt: skip
 
     def cross_attention(self) -> MultiHeadCrossAttention:
+        """The cross-attention of a block of the decoder."""
         return MultiHeadCrossAttention(
             self.num_heads,
             num_key_value_heads=self.num_key_value_heads,
@@ -113,6 +119,7 @@ class _Stack:
         )
 
     def drop(self, x: Tensor, name: str) -> Tensor:
+        """Dropout, named after the stack."""
         return Dropout(self.dropout, dtype=self.dtype, name=f"{self.name}_{name}")(x)
 
 
@@ -207,23 +214,23 @@ def t5gemma(
             "use_bias": attention_bias, "dropout": attention_dropout,
             "kernel_initializer": initializer(), "dtype": dtype,
         },
-        "position": {"max_wavelength": rope_theta, "scaling": rope_scaling},
+        "position": lambda window: RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype),
         "activation": activation, "rms_norm_epsilon": rms_norm_epsilon, "dropout": dropout,
         "dtype": dtype,
     }  # fmt: skip
     decoder_layers = decoder_num_layers or num_layers
-    encoder = _Stack(
+    encoder = GemmaStack(
         name="encoder", dim=dim, num_heads=num_heads, num_key_value_heads=num_key_value_heads,
         intermediate_dim=intermediate_dim, windows=each_window(windows, num_layers), **shared,
     )  # fmt: skip
-    decoder = _Stack(
+    decoder = GemmaStack(
         name="decoder", dim=decoder_dim or dim, num_heads=decoder_num_heads or num_heads,
         num_key_value_heads=decoder_num_key_value_heads or num_key_value_heads,
         intermediate_dim=decoder_intermediate_dim or intermediate_dim,
         windows=each_window(decoder_windows, decoder_layers), **shared,
     )  # fmt: skip
 
-    def embedding(stack: _Stack, name: str) -> TokenEmbedding:
+    def embedding(stack: GemmaStack, name: str) -> TokenEmbedding:
         return TokenEmbedding(
             vocabulary_size, stack.dim, scale=True, mask_id=pad_id, padding="ends",
             embeddings_initializer=initializer(), dtype=dtype, name=name,
