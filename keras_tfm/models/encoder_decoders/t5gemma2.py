@@ -154,7 +154,7 @@ def t5gemma2(
         name="encoder", num_heads=num_heads, num_key_value_heads=num_key_value_heads,
         intermediate_dim=intermediate_dim, **shared,
         windows=[
-            # So many before a token, itself included, and less than so many after it.
+            # Half of the tokens are before each one, which counts among them.
             None if window is None else ((window + 1) // 2, window // 2 + 1)
             for window in each_window(windows, num_layers)
         ],
