@@ -160,6 +160,40 @@ def kv_cache() -> Figure:
     return canvas.figure
 
 
+def kinds_of_state() -> Figure:
+    """What each kind of layer keeps of the tokens before a step, and what a step does with it."""
+    canvas = Canvas(100, 47)
+    side, rows = 3.4, [33, 21, 9]
+    names = ["keys and values", "last inputs", "recurrent state"]
+    layers = ["causal attention", "causal convolution, kernel 4", "LSTM, GRU, a rule of yours"]
+    for y, name, layer in zip(rows, names, layers, strict=True):
+        canvas.box((1, y), (25, 8.6), name, [layer], GREY)
+    for x, title in ((29, "before"), (54, "after a step"), (77, "to go back")):
+        canvas.text((x, 44.5), title, ha="left", size=10, weight="bold")
+    for x, count in ((29, 4), (54, 5)):
+        for j in range(6):
+            color = WHITE if j >= count else ORANGE if j == 4 else BLUE
+            canvas.cell((x + side * j, rows[0] + 2.6), side, color)
+    canvas.text((77, rows[0] + 4.3), "to any position:\nlater columns are masked", ha="left")
+    for x, first in ((29, 1), (54, 2)):
+        for j in range(3):
+            color = ORANGE if first + j == 4 else BLUE
+            canvas.cell((x + side * j, rows[1] + 2.6), side, color)
+            canvas.text((x + side * (j + 0.5), rows[1] + 1), str(first + j), size=8)
+    for x, color in ((29, BLUE), (54, ORANGE)):
+        canvas.cell((x, rows[2] + 1.8), 5, color)
+    for y in rows[1:]:
+        text = "to a state that was kept;\nthe tokens after it are read again"
+        canvas.text((77, y + 4.3), text, ha="left")
+    for y in rows:
+        canvas.arrow((50.2, y + 4.3), (53.4, y + 4.3))
+    for i, (color, text) in enumerate([(BLUE, "earlier tokens"), (ORANGE, "this token")]):
+        canvas.cell((29 + 25 * i, 3.4), 2.6, color)
+        canvas.text((33 + 25 * i, 4.7), text, ha="left")
+    canvas.text((77, 4.7), "white: empty columns", ha="left")
+    return canvas.figure
+
+
 def encode_and_step() -> Figure:
     """How the graph of an encoder-decoder is cut into what runs once and what runs per token."""
     canvas = Canvas(100, 48)

@@ -80,8 +80,18 @@ KERAS: dict[str, Callable] = {
     "`Conv1D`, kernel size 1": lambda x: K.Conv1D(DIM, 1)(x),
     '`Conv1D`, `padding="causal"`': lambda x: K.Conv1D(DIM, 3, padding="causal")(x),
     '`Conv1D`, `padding="same"`': lambda x: K.Conv1D(DIM, 3, padding="same")(x),
-    "`SeparableConv1D`": lambda x: K.SeparableConv1D(DIM, 3, padding="same")(x),
-    "`MaxPooling1D`, `AveragePooling1D`": lambda x: K.AveragePooling1D(1)(
+    "`DepthwiseConv1D`, `SeparableConv1D`, after `ZeroPadding1D((2, 0))`": lambda x: (
+        K.SeparableConv1D(DIM, 3)(
+            K.ZeroPadding1D((2, 0))(K.DepthwiseConv1D(3)(K.ZeroPadding1D((2, 0))(x)))
+        )
+    ),
+    '`SeparableConv1D`, `padding="same"`': lambda x: K.SeparableConv1D(DIM, 3, padding="same")(x),
+    "`MaxPooling1D`, `AveragePooling1D`, after `ZeroPadding1D((1, 0))`": lambda x: (
+        K.AveragePooling1D(2, strides=1)(
+            K.ZeroPadding1D((1, 0))(K.MaxPooling1D(2, strides=1)(K.ZeroPadding1D((1, 0))(x)))
+        )
+    ),
+    '`MaxPooling1D`, `AveragePooling1D`, `padding="same"`': lambda x: K.AveragePooling1D(1)(
         K.MaxPooling1D(2, strides=1, padding="same")(x)
     ),
     "`GlobalAveragePooling1D`": lambda x: K.GlobalAveragePooling1D()(x),
@@ -90,6 +100,9 @@ KERAS: dict[str, Callable] = {
     "`LSTM(unroll=True)`": lambda x: K.LSTM(DIM, return_sequences=True, unroll=True)(x),
     "`GRU`": lambda x: K.GRU(DIM, return_sequences=True)(x),
     "`SimpleRNN`": lambda x: K.SimpleRNN(DIM, return_sequences=True)(x),
+    "`RNN([LSTMCell, GRUCell])`": lambda x: K.RNN(
+        [K.LSTMCell(DIM), K.GRUCell(DIM)], return_sequences=True
+    )(x),
     "`Bidirectional(LSTM)`": lambda x: K.Bidirectional(K.LSTM(DIM, return_sequences=True))(x),
     "`MultiHeadAttention`, causal": lambda x: K.MultiHeadAttention(HEADS, 32)(
         x, x, use_causal_mask=True
@@ -99,6 +112,7 @@ KERAS: dict[str, Callable] = {
         x, x, use_causal_mask=True
     ),
     "`Attention`, causal": lambda x: K.Attention()([x, x], use_causal_mask=True),
+    "the operation `keras.ops.cumsum`": lambda x: keras.ops.cumsum(x, axis=1),
     "`AdditiveAttention`, causal": lambda x: K.AdditiveAttention()([x, x], use_causal_mask=True),
 }
 OURS: dict[str, Callable] = {

@@ -182,6 +182,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "overview": diagrams.overview,
     "one-definition": diagrams.one_definition,
     "kv-cache": diagrams.kv_cache,
+    "kinds-of-state": diagrams.kinds_of_state,
     "encode-and-step": diagrams.encode_and_step,
     "file": diagrams.the_file,
     "verification": diagrams.verification,

@@ -94,6 +94,78 @@ def child_layers(layer: "keras.Layer") -> list[Any]:
     return layer._flatten_layers(recursive=False, include_self=False)
 
 
+class AttentionParts(NamedTuple):
+    """The layers inside a `MultiHeadAttention` or `GroupQueryAttention` of Keras.
+
+    Attributes:
+        query, key, value: projections (B, T, D) -> (B, T, H, K).
+        gate: the projection of the gate, or None.
+        output: projection (B, T, H, K) -> (B, T, D).
+        window: int, the number of keys that a query sees, or None.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    gate: Any
+    output: Any
+    window: int | None
+
+
+def attention_parts(layer: "keras.Layer") -> AttentionParts | None:
+    """The projections of Keras's attention; None if it is computed in another way.
+
+    That is over other axes than the tokens, or by a subclass with its own `_compute_attention`.
+    """
+    import keras
+
+    bases = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+    own = type(layer)._compute_attention
+    if not any(own is base._compute_attention for base in bases):
+        return None
+    if getattr(layer, "_attention_axes", (1,)) not in (None, (1,)):
+        return None
+    return AttentionParts(
+        layer._query_dense,
+        layer._key_dense,
+        layer._value_dense,
+        getattr(layer, "_gate_dense", None),
+        layer._output_dense,
+        getattr(layer, "_sliding_window", getattr(layer, "sliding_window", None)),
+    )
+
+
+def cumsum_operation() -> type:
+    """The class of the operation that `keras.ops.cumsum` adds to a functional model."""
+    from keras.src.ops.numpy import Cumsum
+
+    return Cumsum
+
+
+def run_recurrently(
+    step: Any, x: Tensor, state: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The outputs (B, T, ...) of `step(x, state)` for each token of x (B, T, ...), and the state.
+
+    Args:
+        step: function of a token (B, ...) and a state that returns an output and the next state.
+        x: (B, T, ...).
+        state: nested tensors (B, ...).
+        mask: (B, T), boolean, False where the state stays as it is; optional.
+    """
+    import keras
+    from keras.src import backend
+
+    def one(x: Tensor, flat: Any) -> tuple[Tensor, Any]:
+        y, after = step(x, keras.tree.pack_sequence_as(state, list(flat)))
+        return y, keras.tree.flatten(after)
+
+    _, outputs, after = backend.rnn(
+        one, x, keras.tree.flatten(state), mask=mask, input_length=x.shape[1]
+    )
+    return outputs, keras.tree.pack_sequence_as(state, list(after))
+
+
 def own_trainable_variables(layer: "keras.Layer") -> list[Any]:
     """The trainable variables that a layer created itself, without those of its sublayers."""
     return list(layer._trainable_variables)

@@ -13,13 +13,16 @@ import pytest
 from keras_tfm import keras_internals
 from keras_tfm.keras_internals import (
     accepts_training,
+    attention_parts,
     calls_of,
     child_layers,
+    cumsum_operation,
     get_mask,
     layout_of,
     nodes_in_order,
     producer,
     remat_mode,
+    run_recurrently,
     set_mask,
     set_remat_mode,
     sublayers,
@@ -584,3 +587,57 @@ def test_outputs_of_clones_are_marked():
     assert not seen
     clone = keras.models.clone_model(model)
     assert seen[0][0] is clone.outputs[0]
+
+
+@pytest.mark.parametrize(
+    ("layer", "window"),
+    [
+        (keras.layers.MultiHeadAttention(2, 3), None),
+        (keras.layers.MultiHeadAttention(2, 3, sliding_window=2, use_gate=True), 2),
+        (keras.layers.GroupQueryAttention(3, 4, 2, sliding_window=5), 5),
+    ],
+)
+def test_attention_parts(layer, window):
+    x = np.random.default_rng(0).normal(size=(1, 1, 4)).astype("float32")
+    expected = layer(x, x)
+    parts = attention_parts(layer)
+    assert parts.window == window
+    value = parts.value(x)  # a single key has the weight 1
+    heads = parts.query(x).shape[2]
+    value = keras.ops.repeat(value, heads // value.shape[2], axis=2)
+    y = value if parts.gate is None else value * parts.gate(x)
+    np.testing.assert_allclose(parts.output(y), expected, atol=1e-6)
+
+
+def test_attention_of_another_kind_has_no_parts():
+    class Other(keras.layers.MultiHeadAttention):
+        def _compute_attention(self, query, key, value, **_):
+            return value, None
+
+    x = np.ones((1, 2, 4), "float32")
+    layer = Other(2, 3)
+    layer(x, x)
+    assert attention_parts(layer) is None
+    rows = keras.layers.MultiHeadAttention(2, 3, attention_axes=(2,))
+    rows(x[None], x[None])
+    assert attention_parts(rows) is None
+
+
+def test_cumsum_operation():
+    x = keras.Input((3,))
+    assert type(producer(keras.ops.cumsum(x, axis=1)).operation) is cumsum_operation()
+
+
+def test_run_recurrently():
+    def step(x, state):
+        after = {"sum": state["sum"] + x, "last": x}
+        return after["sum"] + state["last"], after
+
+    x = np.arange(6, dtype="float32").reshape(2, 3, 1)
+    zeros = keras.ops.zeros((2, 1))
+    mask = np.array([[True, True, False], [True, True, True]])
+    y, after = run_recurrently(
+        step, keras.ops.convert_to_tensor(x), {"sum": zeros, "last": zeros}, mask
+    )
+    np.testing.assert_allclose(y[1, :, 0], [3, 7 + 3, 12 + 4])
+    np.testing.assert_allclose(after["sum"][:, 0], [1, 12])

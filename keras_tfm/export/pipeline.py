@@ -23,7 +23,13 @@ from keras_tfm.models.identity import describe
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import Inspection, inspection_fields
 from keras_tfm.runtime.manifest.checks import read_graphs
-from keras_tfm.runtime.manifest.manifest import ONE_MODEL, SEVERAL_MODELS, Identity, Manifest
+from keras_tfm.runtime.manifest.manifest import (
+    ONE_MODEL,
+    SEVERAL_MODELS,
+    WITH_STATES,
+    Identity,
+    Manifest,
+)
 from keras_tfm.runtime.manifest.manifest import Member as FileMember
 from keras_tfm.runtime.manifest.records import Json
 from keras_tfm.runtime.manifest.storage import import_litert
@@ -138,7 +144,11 @@ def convert_members(
     own = models.get(ONLY, FileMember(model=None))
     manifest = Manifest(
         keras_tfm=__version__,
-        format=ONE_MODEL if ONLY in models else SEVERAL_MODELS,
+        format=WITH_STATES
+        if any("states" in x.settings for x in signatures)
+        else ONE_MODEL
+        if ONLY in models
+        else SEVERAL_MODELS,
         keras=keras.__version__,
         tensorflow=tf.__version__,
         quantization=quantization.preset,

@@ -310,7 +310,7 @@ class Generator:
                 this.encoded = state["encoded"]
                 after = this.step(state)
                 # Only the entries that change: a compiled function copies everything it returns.
-                changes = {**after, "cache": this.growing_entries(after["cache"])}
+                changes = {**after, "cache": this.changing_entries(after["cache"])}
                 return changes, this.is_unfinished({**state, **after})
 
             functions: dict[str, Callable[..., Any]] = {

@@ -14,7 +14,8 @@ from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.strategies import Greedy, Strategy, Task
 from keras_tfm.generation.tree import Tree
 from keras_tfm.layers import DecodingScope
-from keras_tfm.layers.decoding.cache import COLUMN_AXES, Cache, longer
+from keras_tfm.layers.decoding.cache import COLUMN_AXES, Cache
+from keras_tfm.layers.decoding.state import State as CacheState
 from keras_tfm.layers.decoding.visibility import Branches
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Tensor
@@ -104,7 +105,7 @@ class GenerationLoop:
             self.strategy.copies,
             inputs,
         )
-        # The capacity that is enough for every row, the current one, and the entries that have it.
+        # The capacity that is enough for every row, the current one, and the kinds of the entries.
         # The last token is never an input and needs no column: 65 tokens take 64. But 64 take 64,
         # too, since XNNPACK multiplies whole blocks of columns faster.
         width = self.strategy.width
@@ -112,17 +113,23 @@ class GenerationLoop:
         spare = -needed % BLOCK if isinstance(needed, int) else 0
         self._largest_capacity = needed + spare if spare <= width else needed
         self._capacity = self._largest_capacity
-        self._growing: list[str] = []
+        self._states: dict[str, CacheState] = {}
 
     def start(self) -> State:
         """The state after the prefill of the prompt without its last token (the next input)."""
         task, width = self.task, self.strategy.width
         cache, features = self._prefill()
         started = self.strategy.start(task, task.sequences(self.prompt), features)
+        if self.strategy.consecutive > 1 and any(x.is_replaced for x in self._states.values()):
+            cache = self._read_again(self.strategy.column(started))
         state: State = {"strategy": started, "cache": cache}
         if width > 1:
             state["tree"] = Tree.of_prompt(task.batch, width, self._capacity, task.first)
-            state["cache"] = self._longer(cache, self._capacity - self._length)
+            cache = self._longer(cache, self._capacity - self._length)
+            state["cache"] = {
+                name: self._states[name].map_rows(entry, lambda x: ops.repeat(x, width, axis=0))
+                for name, entry in cache.items()
+            }
         if task.score:
             state["failed"] = ops.convert_to_tensor(-1, dtype="int32")
         return state
@@ -137,16 +144,43 @@ class GenerationLoop:
         alone = task.first == 0
         ids = guided.prompts(prompt, task.padding)
         ids = ids if alone else ids[:, : task.first]
-        padding = guided.double(task.padding)
-        with DecodingScope(
-            length=self._length, padding=padding, xla=self._xla, int8=self._int8
-        ) as scope:
+        with self._prompt_scope() as scope:
             features = self._call(ids)[1]
         features = None if self.strategy.reads_drafts else guided.conditional(features)
-        self._growing = scope.growing
+        self._states = scope.states
         if alone:
             return scope.initial_cache, None if features is None else features[:, :0]
         return scope.cache, features
+
+    def _prompt_scope(
+        self, cache: Cache | None = None, position: int = 0, drafts: bool = False
+    ) -> DecodingScope:
+        return DecodingScope(
+            cache,
+            position=position,
+            length=self._length,
+            padding=self._guided.double(self.task.padding),
+            xla=self._xla,
+            int8=self._int8,
+            drafts=drafts,
+        )
+
+    def _read_again(self, end: Tensor) -> Cache:
+        """The cache after the first `end` tokens of the prompt, () int32.
+
+        A step with drafts begins before the end of a prompt that nearly fills the row, and
+        recurrent states cannot be rewound. It begins at most `consecutive` tokens before the end.
+        """
+        first, cache = self.task.first, None
+        known = max(first - self.strategy.consecutive, 0)
+        if known:
+            with self._prompt_scope() as scope:
+                self._call(self.prompt[:, :known])
+            cache = scope.cache
+        ids = self.prompt[:, known : max(first, 1)]
+        with self._prompt_scope(cache, known, drafts=True) as scope:
+            self._call(ids)
+        return scope.cache_after(ids, end - known)
 
     @property
     def _length(self) -> int:
@@ -187,9 +221,10 @@ class GenerationLoop:
             branches=branches,
             xla=self._xla,
             write_first=self._write_first,
+            drafts=self.strategy.consecutive > 1,
         ) as scope:
             logits, features = self._call(guided.tokens(before.token, task, position))
-        self._growing = scope.growing
+        self._states = scope.states
         if self.strategy.consecutive == 1:
             logits = ops.reshape(logits, (-1, logits.shape[-1]))
         logits, unconditional = guided.split_logits(logits)
@@ -197,9 +232,13 @@ class GenerationLoop:
             features = ops.reshape(guided.conditional(features), (-1, features.shape[-1]))
         task = task._replace(unconditional=unconditional)
         chosen, parents = self.strategy.advance(task, before, logits, features)
-        after: State = {"strategy": chosen, "cache": scope.cache_after(chosen.token)}
+        kept = None
+        if self.strategy.consecutive > 1:
+            kept = self.strategy.column(chosen) - position
+        after: State = {"strategy": chosen, "cache": scope.cache_after(chosen.token, kept)}
         if tree is not None:
             after["tree"] = tree.grow(position, parents)
+            after["cache"] = self._of_parents(after["cache"], guided.double(parents))
         if "failed" in state:
             broken = self._find_broken(before, chosen, ops.cast(logits, "float32"))
             columns = position + 1 + ops.arange(self.strategy.consecutive, dtype="int32")
@@ -294,7 +333,10 @@ class GenerationLoop:
             x = gather_columns(ops.transpose(x, (0, 1, 3, 2)), here)
             return ops.transpose(x, (0, 1, 3, 2))
 
-        return {**state, "cache": self._change_growing(state["cache"], choose), "tree": tree}
+        cache = {
+            name: self._states[name].map_columns(x, choose) for name, x in state["cache"].items()
+        }
+        return {**state, "cache": cache, "tree": tree}
 
     def _grow(self, state: State, capacity: int) -> State:
         """The same state with caches of `capacity` columns."""
@@ -308,19 +350,28 @@ class GenerationLoop:
 
     def _longer(self, cache: Cache, more: int) -> Cache:
         """The cache with `more` additional columns."""
-        return self._change_growing(cache, lambda part, x: longer(part, x, more)) if more else cache
+        if not more:
+            return cache
+        return {name: self._states[name].longer(x, more) for name, x in cache.items()}
 
-    def growing_entries(self, cache: Cache) -> Cache:
-        """The entries of self-attention, which grow with each step."""
-        return {name: cache[name] for name in self._growing}
+    def _of_parents(self, cache: Cache, parents: Tensor) -> Cache:
+        """The cache with the states of the hypotheses (B, width) that the next ones continue."""
+        batch, width = ops.shape(parents)[0], self.strategy.width
 
-    def _change_growing(self, cache: Cache, change: Callable[[str, Tensor], Tensor]) -> Cache:
-        """The cache with `change` applied to each part of the growing entries."""
-        growing = {
-            name: {part: change(part, x) for part, x in parts.items()}
-            for name, parts in self.growing_entries(cache).items()
+        def choose(x: Tensor) -> Tensor:
+            _, *sizes = x.shape
+            rows = gather(ops.reshape(x, (batch, width, *sizes)), parents)
+            return ops.reshape(rows, (batch * width, *sizes))
+
+        return {name: self._states[name].map_rows(x, choose) for name, x in cache.items()}
+
+    def changing_entries(self, cache: Cache) -> Cache:
+        """The entries that a step changes."""
+        return {
+            name: x
+            for name, x in cache.items()
+            if self._states[name].grows or self._states[name].is_replaced
         }
-        return {**cache, **growing}
 
 
 def _after(prefix: int, columns: Tensor) -> Tensor:

@@ -17,7 +17,9 @@ import keras
 from keras_tfm.keras_internals import get_mask, set_mask, sublayers
 from keras_tfm.layers.decoding.cache import Entry
 from keras_tfm.layers.decoding.scope import DecodingScope, current_scope
+from keras_tfm.layers.decoding.state import State
 from keras_tfm.layers.multi_head_attention.attention_probe import current_probe
+from keras_tfm.layers.multi_head_attention.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.transformer_block import TransformerBlock
 from keras_tfm.layers.types import Arguments, Config, Tensor
@@ -29,12 +31,12 @@ class _Traced(NamedTuple):
     Attributes:
         function: function of the input, the weights and the block's cache entries; it returns the
             output and what the scope records for each call of an attention layer.
-        grows: list of bool, for each of these calls whether its entry grows (self-attention).
+        states: list of `State`, the kind of the entry of each of these calls.
         keeps_mask: bool, whether the output carries the input's mask.
     """
 
     function: Callable[..., Any]
-    grows: list[bool]
+    states: list[State]
     keeps_mask: bool
 
 
@@ -63,8 +65,8 @@ class SharedTraces:
         if traced is None:
             traced = self._known[key] = _trace(layer, args, kwargs, scope, weights, taken)
         y, notes = traced.function(args[0], weights, taken)
-        for (entry, new), name, grows in zip(notes, names, traced.grows, strict=True):
-            scope.note(name, entry, new, grows)
+        for (entry, new), name, state in zip(notes, names, traced.states, strict=True):
+            scope.note(name, state, entry, new)
         if traced.keeps_mask:
             set_mask(y, _mask(args[0], kwargs))
         return y
@@ -121,7 +123,10 @@ def _is_known(layer: keras.Layer) -> bool:
     """
     if not isinstance(layer, TransformerBlock):
         return False
-    if layer.self_attention is not None and layer.self_attention.key_value != "own":
+    attention = layer.self_attention
+    if attention is not None and (
+        not isinstance(attention, MultiHeadSelfAttention) or attention.key_value != "own"
+    ):
         return False
     packages = {type(x).__module__.split(".")[0] for x in (layer, *sublayers(layer))}
     return packages <= {"keras", "keras_tfm"} and _description(layer) is not None
@@ -174,13 +179,13 @@ def _trace(
             scope.substitute(taken) as notes,
         ):
             y = layer(x, *others, **kwargs)
-        seen["grows"] = [grows for _, _, grows in notes]
+        seen["states"] = [x.state for x in notes]
         seen["keeps_mask"] = mask is not None and get_mask(y) is mask
-        return y, [(entry, new) for entry, new, _ in notes]
+        return y, [(x.before, x.new) for x in notes]
 
     function = tf.function(block, autograph=False)
     concrete = function.get_concrete_function(x, weights, taken)
-    return _Traced(concrete, seen["grows"], seen["keeps_mask"])
+    return _Traced(concrete, seen["states"], seen["keeps_mask"])
 
 
 def _description(layer: keras.Layer) -> str | None:

@@ -9,6 +9,8 @@ from keras import ops
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.logits import check_logits
 from keras_tfm.generation.shared_traces import SharedTraces
+from keras_tfm.generation.step_rules import keras_layers as keras_layers
+from keras_tfm.generation.step_rules.step_rule import give_rules
 from keras_tfm.keras_internals import (
     Node,
     accepts_training,
@@ -89,6 +91,8 @@ class SteppedModel:
             if not set(self._outputs).isdisjoint(call.makes):
                 check_logits(call.node.operation)
         self.encoding, self.stepping = self._divide()
+        for call in self.stepping:
+            give_rules(call.node.operation)
 
     def _number(self) -> int:
         self._count += 1

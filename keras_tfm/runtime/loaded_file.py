@@ -25,7 +25,13 @@ from keras_tfm.runtime.compiled_model import (
 from keras_tfm.runtime.huge_pages import memory_file, packed_weights_in_huge_pages
 from keras_tfm.runtime.litert_internals import Buffers, as_value_errors
 from keras_tfm.runtime.manifest import storage
-from keras_tfm.runtime.manifest.manifest import AnySignature, Predict, Signature, of_role
+from keras_tfm.runtime.manifest.manifest import (
+    NUMBERS,
+    AnySignature,
+    Predict,
+    Signature,
+    of_role,
+)
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
 from keras_tfm.runtime.tokenizers.tokenizer import read as read_tokenizer
 from keras_tfm.runtime.weight_cache import cached_runners
@@ -167,8 +173,8 @@ class LoadedFile:
         if set(inputs) != set(expected):
             raise ValueError(f"{name} takes the inputs {list(expected)}, got {list(inputs)}")
         arrays = {key: fit(key, inputs[key], expected[key]) for key in expected}
-        # All rows of a step share one position.
-        shared = signature.of_kind("position")
+        # All rows of a step share one position, and all those of a prefill one count.
+        shared = [name for kind in NUMBERS for name in signature.of_kind(kind)]
         lengths = {key: len(x) for key, x in arrays.items() if key not in shared}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"all inputs must have the same number of rows, got {lengths}")

@@ -5,7 +5,8 @@
 It makes `format_N.tflite.xz` and `format_N.json`, which holds inputs and the answers of Keras, for
 the formats that have no file yet. Run it when `FORMAT` of keras_tfm/runtime/manifest/manifest.py
 increases, and commit both. Earlier ones are never changed: tests/runtime/test_golden_files.py loads
-all of them. Format 1 is a file of one model, format 2 one of several.
+all of them. Format 1 is a file of one model, format 2 one of several, format 3 one of a model with
+recurrent states.
 """
 
 import json
@@ -21,9 +22,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import generate
+from keras_tfm.layers import TokenEmbedding
 from keras_tfm.models import clip, clip_towers, transformer
 from keras_tfm.runtime import ImageProcessor
-from keras_tfm.runtime.manifest.manifest import ONE_MODEL, ROLES, SEVERAL_MODELS
+from keras_tfm.runtime.manifest.manifest import ONE_MODEL, ROLES, SEVERAL_MODELS, WITH_STATES
 
 FOLDER = Path(__file__).parent
 SOURCES = [[3, 4, 5, 6, 7], [8, 9, 10, 0, 0], [2, 0, 0, 0, 0]]
@@ -100,13 +102,28 @@ def several_models(path: Path) -> dict[str, Any]:
     }
 
 
+def with_states(path: Path) -> dict[str, Any]:
+    """Writes a file of a model with a convolution, recurrence and attention; as above."""
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    x = TokenEmbedding(11, 8)(tokens)
+    x = keras.layers.Conv1D(8, 3, padding="causal")(x) + x
+    x = keras.layers.GRU(8, return_sequences=True)(x) + x
+    x = keras.layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True) + x
+    trained = filled(keras.Model(tokens, keras.layers.Dense(11)(x)))
+    roles = ["prefill", "decode"]
+    print(export_tflite(trained, path, roles, prompt_length=3, max_length=9, draft_length=2))
+    prompts = np.array(PROMPTS, "int32")
+    continued = generate(trained, prompts, 9).tokens
+    return {"prompts": PROMPTS, "continued": continued.tolist()}
+
+
 def vector(model: keras.Model, row: np.ndarray) -> list[float]:
     """The output for one row."""
     return np.round(ops.convert_to_numpy(model(row[np.newaxis]))[0], 6).tolist()
 
 
 def main() -> None:
-    made = {ONE_MODEL: one_model, SEVERAL_MODELS: several_models}
+    made = {ONE_MODEL: one_model, SEVERAL_MODELS: several_models, WITH_STATES: with_states}
     for version, make in made.items():
         stored = FOLDER / f"format_{version}.tflite.xz"
         if stored.exists():

@@ -558,7 +558,7 @@ def test_new_is_what_a_step_adds(start):
             model([SOURCE, TARGET[:, 2:5]])
     end = 5 if start else 2
     names = ["000_self_attention", "002_self_attention"]
-    assert scope.growing == names
+    assert [name for name, state in scope.states.items() if state.grows] == names
     assert sorted(scope.new) == (names if start else sorted(scope.cache))
     for name in names:
         assert sorted(scope.new[name]) == sorted(scope.cache[name])

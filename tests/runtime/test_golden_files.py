@@ -58,10 +58,19 @@ def test_a_golden_file_of_one_model_answers_as_it_did(tmp_path):
     assert file.generate_text(wanted["texts"]) == wanted["answers"]
 
 
+def test_a_golden_file_with_states_answers_as_it_did(tmp_path):
+    file, wanted = file_and_answers(3, tmp_path)
+    for prompt, tokens in zip(wanted["prompts"], wanted["continued"], strict=True):
+        for draft in (None, runtime.PromptLookup()):
+            steps = file.stream({"tokens": [prompt]}, draft=draft)
+            assert [int(x[0]) for x in steps] == tokens[3:]
+
+
 # The bytes that were committed: a golden file that is made again is not golden.
 DIGESTS = {
     1: "9a1272f965f8ecd33791590f1a75c2083dfe2f883982c6d65fccaaaf3c770f39",
     2: "b37a088542734df46c92ce4861acf12acbc1d291e1bf01d88595345328ca0daa",
+    3: "bb3ed17bd4240da5298637d4dae69a772eb70c4b3bbf097b061a1e42e5a84b7b",
 }
 
 

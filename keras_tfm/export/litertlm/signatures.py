@@ -36,6 +36,11 @@ def litertlm_signatures(request: Request) -> list[Signature]:
     assert request.max_length is not None
     check_stepping(request.model, request.target, length=request.max_length)
     caches = _Caches(request)
+    if caches.replaced:
+        raise ValueError(
+            f"LiteRT-LM runs models whose only state are keys and values, but {request.model.name} "
+            f"has recurrent states, {caches.replaced}: export it with export_tflite"
+        )
     settings = {**caches.settings, "capacity": caches.columns}
     result = []
     for length in (*request.prompt_lengths, 1):
@@ -43,7 +48,7 @@ def litertlm_signatures(request: Request) -> list[Signature]:
         specs = {
             request.target: tf.TensorSpec((1, length), "int32"),
             caches.position: tf.TensorSpec((length,), "int32"),
-            **caches.specs(growing=True, length=caches.columns),
+            **caches.specs(caches.columns),
         }
         padded = request.masked_target if role == "decode" else {request.target}
         result.append(
@@ -89,14 +94,13 @@ class _Caches(Caches):
         """`kv_cache_k_<i>` for the keys of the i-th self-attention, `kv_cache_v_<i>` for values."""
         return f"kv_cache_{_LETTERS[part]}_{self.growing.index(entry)}"
 
-    def specs(self, growing: bool, length: int | None = None) -> dict[str, tf.TensorSpec]:
+    def specs(self, length: int | None = None) -> dict[str, tf.TensorSpec]:
         """The specs of keys and values, by flat name."""
-        specs = super().specs(growing, length)
-        return {name: x for name, x in specs.items() if not _is_mask(name)}
+        return {name: x for name, x in super().specs(length).items() if not _is_mask(name)}
 
     def unflatten(self, given: Tensors) -> dict[str, Tensors]:
         """A cache from keys and values with flat names."""
-        specs = super().specs(growing=True, length=self.columns)
+        specs = super().specs(self.columns)
         masks = {name: tf.ones(x.shape, x.dtype) for name, x in specs.items() if _is_mask(name)}
         return super().unflatten({**given, **masks})
 
@@ -123,7 +127,7 @@ def _step(caches: _Caches, with_logits: bool) -> Function:
             write_first=caches.write_first,
         ) as scope:
             logits = caches.step(given, given[request.target])
-        after = caches.flatten({entry: scope.cache[entry] for entry in scope.growing})
+        after = caches.flatten({entry: scope.cache[entry] for entry in caches.growing})
         return {"logits": logits, **after} if with_logits else after
 
     return step

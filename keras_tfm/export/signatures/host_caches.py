@@ -1,6 +1,6 @@
 """The KV caches of a host's decoding loop, as flat arguments and results of signatures."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +11,7 @@ from keras_tfm.export.signatures.signature import Argument, Tensors
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.decoding.cache import COLUMN_AXES, is_int8
+from keras_tfm.layers.decoding.state import Columns, State
 from keras_tfm.layers.target import export_target
 from keras_tfm.models.without_storage import with_largest_weight
 from keras_tfm.runtime.manifest.records import Json
@@ -64,14 +65,24 @@ class Caches:
             )
 
     @cached_property
+    def states(self) -> dict[str, State]:
+        """The kind of each cache entry."""
+        return self._first_step[0].states
+
+    @property
     def growing(self) -> list[str]:
-        """The cache entries of self-attention, which grow; cross-attention's are constant."""
-        return self._first_step[0].growing
+        """The cache entries of self-attention, which grow with each step."""
+        return [entry for entry, state in self.states.items() if state.grows]
+
+    @property
+    def replaced(self) -> list[str]:
+        """The cache entries that each step replaces."""
+        return [entry for entry, state in self.states.items() if state.is_replaced]
 
     @cached_property
     def prefix(self) -> int:
         """The number of columns of the growing entries before the first token."""
-        prefixes = {self._first_step[0].prefixes.get(entry, 0) for entry in self.growing}
+        prefixes = {x.prefix for x in self.states.values() if isinstance(x, Columns)}
         if len(prefixes) > 1 or (prefixes - {0} and len(self.request.source_lengths) > 1):
             lengths = f"{sorted(prefixes)} and the source lengths {[*self.request.source_lengths]}"
             name = self.request.model.name
@@ -87,7 +98,7 @@ class Caches:
         specs = {
             "token": tf.TensorSpec((request.batch_size, 1), "int32"),
             "position": tf.TensorSpec((), "int32"),
-            "cache": {**self.specs(growing=False), **self.specs(growing=True, length=length)},
+            "cache": self.specs(length),
             "encoded": {name: tf.TensorSpec(x.shape, x.dtype) for name, x in encoded.items()},
         }
 
@@ -95,7 +106,9 @@ class Caches:
             cache = self.unflatten(given["cache"])
             with (
                 export_target(f"{request.accelerator}-edge"),
-                DecodingScope(cache, position=given["position"], length=length) as scope,
+                DecodingScope(
+                    cache, position=given["position"], length=length, restarts=True
+                ) as scope,
             ):
                 outputs = self.model.step(given["encoded"], given["token"])
             return {"logits": tf.nest.flatten(outputs)[0], "new": self.flatten(scope.new)}
@@ -130,7 +143,7 @@ class Caches:
                     )
             return {self.request.own_name(f"encoded_{i}"): name for i, name in enumerate(read)}
         inputs = {name: self.model.input_name(name) for name in read}
-        if None in inputs.values() or self.specs(growing=False) or self.prefix:
+        if None in inputs.values() or self.context_specs() or self.prefix:
             raise ValueError(
                 f"the signature 'decode' of {self.request.model.name} takes the results of "
                 f"'encode': export both, got {self.request.roles}"
@@ -177,18 +190,27 @@ class Caches:
         }
         return tf.nest.flatten(self.model.step(encoded, tokens))[0]
 
-    def specs(self, growing: bool, length: int | None = None) -> dict[str, tf.TensorSpec]:
-        """The specs of the growing entries, or of the others, by flat name."""
+    def specs(self, length: int | None = None) -> dict[str, tf.TensorSpec]:
+        """The specs of all entries by flat name; those that grow have `length` columns."""
         specs = {}
         for entry, parts in self._first_step[0].cache.items():
-            if (entry in self.growing) != growing:
-                continue
             for part, x in parts.items():
                 shape = list(x.shape)
-                if growing:
+                if self.states[entry].grows:
                     shape[COLUMN_AXES[part]] = None if length is None else self.prefix + length
                 specs[self.flat_name(entry, part)] = tf.TensorSpec(shape, _host_dtype(x.dtype))
         return specs
+
+    def context_specs(self) -> dict[str, tf.TensorSpec]:
+        """The specs of the entries that no step changes, by flat name."""
+        names = self._flat_names(
+            entry for entry, x in self.states.items() if not (x.grows or x.is_replaced)
+        )
+        return {name: x for name, x in self.specs().items() if name in names}
+
+    def _flat_names(self, entries: Iterable[str]) -> list[str]:
+        cache = self._first_step[0].cache
+        return [self.flat_name(entry, part) for entry in entries for part in cache[entry]]
 
     def unflatten(self, given: Tensors) -> dict[str, Tensors]:
         """A cache from arguments with flat names."""
@@ -203,6 +225,11 @@ class Caches:
     def position(self) -> str:
         """The name of the argument with the position of a step."""
         return self.request.own_name("position")
+
+    @property
+    def count(self) -> str:
+        """The name of the argument with the number of a prefill's tokens that are no padding."""
+        return self.request.own_name("count")
 
     def flat_name(self, entry: str, part: str) -> str:
         """The argument's name for a part of a cache entry."""
@@ -220,6 +247,7 @@ class Caches:
             "target": request.target,
             "vocabulary_size": request.model.outputs[0].shape[-1],
             **({"transposed": self.transposed} if self.transposed else {}),
+            **({"states": self._flat_names(self.replaced)} if self.replaced else {}),
             **({"prefix": self.prefix} if self.prefix else {}),
         }
 
@@ -243,10 +271,10 @@ class Caches:
 
     def arguments(self, specs: Mapping[str, tf.TensorSpec]) -> dict[str, Argument]:
         """The arguments of a signature with these specs."""
-        kinds = dict.fromkeys([*self.specs(growing=False), *self.specs(growing=True)], "cache")
+        kinds = dict.fromkeys(self.specs(), "cache")
         if "encode" in self.request.roles:
             kinds |= dict.fromkeys(self.encoded, "encoded")
-        kinds[self.position] = "position"
+        kinds |= {self.position: "position", self.count: "count"}
         inputs = self.request.interface.inputs
         return {
             name: Argument(spec, kinds.get(name, "input"), inputs.get(name))

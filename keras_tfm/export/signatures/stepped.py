@@ -3,7 +3,9 @@
 `encode` runs the layers that do not depend on the stepped input, once for all steps. `prefill`
 reads several tokens at any position, `decode` one token, whose logits it returns. `prefill` and
 `decode` return the new cache entries only; the host writes them at their positions into the buffers
-that it passes in.
+that it passes in. A recurrent state is returned whole: the host passes it to the next step, and
+zeros to the first. A prefill with states also takes `count`, the number of its tokens that are no
+padding on the right.
 With `whole_caches` they return the updated caches, for hosts that pass results on as arguments.
 If a prefix stands before the tokens (`layers.ConcatenatePrefix`), `encode` also returns its
 columns, with which the host begins the caches. Positions still count tokens.
@@ -14,7 +16,6 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from keras_tfm.export.signatures.host_caches import Caches
-from keras_tfm.export.signatures.request import Request
 from keras_tfm.export.signatures.signature import Signature, Tensors, with_padding
 from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.decoding.cache import COLUMN_AXES, columns_of_entry, longer
@@ -37,8 +38,9 @@ def encode(caches: Caches) -> list[Signature]:
             encoded = caches.model.encode(inputs)
             with caches.first_scope() as scope:
                 caches.model.step(encoded, token)
+            changing = {*caches.growing, *caches.replaced}
             contexts = {
-                entry: parts for entry, parts in scope.cache.items() if entry not in caches.growing
+                entry: parts for entry, parts in scope.cache.items() if entry not in changing
             }
             prefixes = {
                 entry: columns_of_entry(scope.new[entry], 0, caches.prefix)
@@ -49,7 +51,7 @@ def encode(caches: Caches) -> list[Signature]:
             contexts = {**contexts, **prefixes}
             return {**caches.flatten(contexts), **caches.to_host(encoded)}
 
-        if not caches.specs(growing=False) and not caches.encoded and not caches.prefix:
+        if not caches.context_specs() and not caches.encoded and not caches.prefix:
             raise ValueError(
                 f"no step of {request.model.name} reads {request.others}: "
                 "there is nothing to encode"
@@ -76,24 +78,29 @@ def prefill(caches: Caches) -> list[Signature]:
 
 
 def verify(caches: Caches) -> list[Signature]:
-    """A prefill of `draft_length` + 1 tokens that also returns the logits after each, (B, N, V)."""
+    """A prefill of `draft_length` + 1 tokens that also returns the logits after each, (B, N, V).
+
+    Recurrent states are returned after each token, (B, N, ...).
+    """
     drafted = caches.request.draft_length
     return [] if drafted is None else _chunks(caches, "verify", [drafted + 1], logits=True)
 
 
 def _chunks(caches: Caches, prefix: str, lengths: Iterable[int], logits: bool) -> list[Signature]:
     request, result = caches.request, []
-    capacities = _capacities(request)
+    capacities = _capacities(caches)
+    counts = caches.replaced and not logits
     for length in lengths:
         for capacity in (x for x in capacities if x >= length):
 
             def function(given: Tensors, capacity: int = capacity) -> Tensors:
-                found, entries = _step(caches, given, capacity)
+                found, entries = _step(caches, given, capacity, drafts=logits)
                 return {"logits": found, **entries} if logits else entries
 
             specs = {
                 request.target: tf.TensorSpec((request.batch_size, length), "int32"),
                 **_step_specs(caches, capacity),
+                **({caches.count: tf.TensorSpec((1,), "int32")} if counts else {}),
             }
             result.append(
                 Signature(
@@ -110,7 +117,7 @@ def _chunks(caches: Caches, prefix: str, lengths: Iterable[int], logits: bool) -
 def decode(caches: Caches) -> list[Signature]:
     """Reads one token per row, its position and the caches; returns logits (B, V), new entries."""
     request, settings = caches.request, caches.settings
-    capacities = _capacities(request)
+    capacities = _capacities(caches)
     result = []
     for capacity in capacities:
 
@@ -135,10 +142,12 @@ def decode(caches: Caches) -> list[Signature]:
     return result
 
 
-def _capacities(request: Request) -> tuple[int, ...]:
+def _capacities(caches: Caches) -> tuple[int, ...]:
     """The cache lengths of the signatures, smallest first."""
+    request = caches.request
     assert request.max_length is not None
-    if request.whole_caches:  # the results of a call are the arguments of the next: one capacity
+    # With `whole_caches` the results of a call are the arguments of the next: one capacity.
+    if request.whole_caches or not caches.growing:
         return (request.max_length,)
     result, capacity = [], 128
     while 3 * capacity < 2 * request.max_length:  # another graph for the last third is not worth it
@@ -152,26 +161,34 @@ def _step_specs(caches: Caches, capacity: int) -> dict[str, tf.TensorSpec]:
     """The specs of a step's arguments, except its tokens."""
     return {
         caches.position: tf.TensorSpec((1,), "int32"),
-        **caches.specs(growing=False),
-        **caches.specs(growing=True, length=capacity),
+        **caches.specs(capacity),
         **caches.encoded_specs(),
     }
 
 
-def _step(caches: Caches, given: Tensors, capacity: int) -> tuple[tf.Tensor, Tensors]:
+def _step(
+    caches: Caches, given: Tensors, capacity: int, drafts: bool = False
+) -> tuple[tf.Tensor, Tensors]:
     """The logits (B, N, V) of a step of N tokens, and the cache entries that it returns."""
-    at = tf.reshape(given[caches.position], ())
-    with DecodingScope(caches.unflatten(given), position=at, length=capacity) as scope:
+    count = given.get(caches.count)
+    with DecodingScope(
+        caches.unflatten(given),
+        position=tf.reshape(given[caches.position], ()),
+        length=capacity,
+        count=None if count is None else tf.reshape(count, ()),
+        drafts=drafts and bool(caches.replaced),
+        restarts=True,
+    ) as scope:
         logits = caches.step(given, given[caches.request.target])
     after = scope.new
     if caches.request.whole_caches:
-        after = {entry: scope.cache[entry] for entry in scope.growing}
+        after = {entry: scope.cache[entry] for entry in (*caches.growing, *caches.replaced)}
     return logits, caches.flatten(after)
 
 
 def _longer(entries: dict[str, Tensors], caches: Caches) -> dict[str, Tensors]:
     """Entries padded with columns of zeros, as many as those of the longest source have."""
-    specs = caches.specs(growing=False)
+    specs = caches.context_specs()
 
     def pad(entry: str, part: str, x: tf.Tensor) -> tf.Tensor:
         if part not in COLUMN_AXES:

@@ -11,7 +11,9 @@ from keras_tfm.generation.position_tables import table_length
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.strategies.drafts import Choose, Draft, best_tokens
 from keras_tfm.generation.strategies.task import Task
+from keras_tfm.layers.decoding.cache import Cache
 from keras_tfm.layers.decoding.scope import DecodingScope
+from keras_tfm.layers.decoding.state import State
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Tensor
 
@@ -57,6 +59,8 @@ class DraftModel(Draft):
     target: str | None = None
     _stepped: SteppedModel = field(init=False, repr=False, compare=False)
     _table: int | None = field(init=False, repr=False, compare=False)
+    # The kinds of the entries of its cache, which `start` finds.
+    _states: dict[str, State] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         stepped = SteppedModel(self.model, self.target)
@@ -90,9 +94,28 @@ class DraftModel(Draft):
                 f"{list(task.sources)} besides the stepped one"
             )
         encoded = self._stepped.encode({name: task.sources[name] for name in names})
+        # The first step reads the last of these tokens again, see `step`.
+        known = task.first - 1
         with DecodingScope(length=task.length, padding=task.padding) as scope:
-            self._stepped.step(encoded, tokens[:, : max(1, task.first)])
-        return {"encoded": encoded, "cache": scope.cache}
+            self._stepped.step(encoded, tokens[:, : max(1, known)])
+        self._states.clear()
+        self._states.update(scope.states)
+        cache = scope.cache if known > 0 else scope.initial_cache
+        start = ops.convert_to_tensor(max(known, 0), dtype="int32")
+        return {"encoded": encoded, **self._with_history(cache, 1), "start": start}
+
+    def _with_history(self, cache: Cache, count: int) -> dict[str, Cache]:
+        """The cache, and `count` copies of each recurrent state, (B, count, ...).
+
+        A recurrent state cannot be rewound. The history has the state before column `start` and
+        after each of the columns that were read from there on.
+        """
+        replaced = {name: x for name, x in cache.items() if self._states[name].is_replaced}
+        history = {
+            name: {part: ops.repeat(ops.expand_dims(x, 1), count, axis=1) for part, x in y.items()}
+            for name, y in replaced.items()
+        }
+        return {"cache": cache, "history": history}
 
     def step(
         self,
@@ -105,12 +128,18 @@ class DraftModel(Draft):
         choose: Choose | None = None,
     ) -> tuple[Tensor, Any]:
         """Steps the smaller model once for each of `count` tokens after column `position`."""
-        encoded, cache = state["encoded"], state["cache"]
+        encoded, cache, history = state["encoded"], state["cache"], state["history"]
         last = self._last_column(task)
         # If all drafts were right, the model has not read the last one: the first step reads two
         # tokens. At the very first token the second one is padding, and is read again later.
         newest = ops.minimum(position, last)
-        column = ops.maximum(newest - 1, 0)
+        start = column = ops.maximum(newest - 1, 0)
+        before = {
+            name: {part: _at(x, start - state["start"]) for part, x in parts.items()}
+            for name, parts in history.items()
+        }
+        cache = {**cache, **before}
+        history = self._with_history(cache, count + 2)["history"]
         inputs = ops.slice(tokens, (0, column), (task.batch, 2))
         drafts: list[Tensor] = []
         for i in range(count):
@@ -122,6 +151,7 @@ class DraftModel(Draft):
                 length=task.length,
                 padding=task.padding,
                 write_first=current_target.get().is_edge,
+                drafts=bool(history),
             ) as scope:
                 logits = self._stepped.step(encoded, inputs)
             if not i:
@@ -134,11 +164,17 @@ class DraftModel(Draft):
                 token = ops.minimum(choose(logits, position + i, tokens), logits.shape[-1] - 1)
             inputs = ops.expand_dims(token, 1)
             drafts.append(inputs)
-            cache = scope.cache_after(token)
+            kept = None if not history else 1 if i else newest - column + 1
+            cache = scope.cache_after(token, kept)
+            for name, parts in history.items():
+                for part, x in scope.new[name].items():
+                    place = (0, column - start + 1, *(0 for _ in x.shape[2:]))
+                    parts[part] = ops.slice_update(parts[part], place, x)
             if choose is not None:  # processors read the drafts so far
                 following = ops.minimum(position + i + 1, task.length - 1)
                 tokens = ops.slice_update(tokens, (0, following), inputs)
-        return ops.concatenate(drafts, axis=1), {"encoded": encoded, "cache": cache}
+        after = {"encoded": encoded, "cache": cache, "history": history, "start": start}
+        return ops.concatenate(drafts, axis=1), after
 
     def _last_column(self, task: Task) -> Tensor:
         """The last column that is within the limit of each row and within a table of positions.
@@ -152,3 +188,10 @@ class DraftModel(Draft):
             padding = 0 if task.padding is None else ops.min(task.padding)
             last = ops.minimum(last, self._table - 1 + padding)
         return last
+
+
+def _at(x: Tensor, index: Tensor) -> Tensor:
+    """(B, N, ...) -> (B, ...), at an index, () int32."""
+    batch, _, *sizes = ops.shape(x)
+    chosen = ops.slice(x, (0, index, *(0 for _ in sizes)), (batch, 1, *sizes))
+    return ops.squeeze(chosen, 1)

@@ -4,19 +4,27 @@ import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
+from typing import NamedTuple
 
+import keras
 from keras import ops
 
 from keras_tfm.layers.decoding.cache import (
     Cache,
     Entry,
     check_part,
-    columns_of_entry,
     empty,
     is_int8,
     make_entry,
     owns_mask,
     write,
+)
+from keras_tfm.layers.decoding.state import (
+    Columns,
+    Recurrent,
+    State,
+    check_state,
+    make_recurrent_entry,
 )
 from keras_tfm.layers.decoding.visibility import (
     Branches,
@@ -32,18 +40,40 @@ from keras_tfm.layers.types import Size, Tensor, Window
 # The innermost open scope; None outside of scopes.
 current_scope: ContextVar["DecodingScope | None"] = ContextVar("decoding_scope", default=None)
 
+# Function of inputs (R, N, ...), a state (R, ...), and a mask (R, N) or None for all tokens, that
+# returns outputs (R, N, ...) and the state after the tokens of the mask.
+StateStep = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+
+
+class Recorded(NamedTuple):
+    """What a scope records of a layer's call.
+
+    Attributes:
+        state: the kind of the entry.
+        before: the entry before the step.
+        new: what the step adds; {} for nothing.
+        after: the entry after the step, if it was written first.
+    """
+
+    state: State
+    before: Entry
+    new: Entry
+    after: Entry | None = None
+
 
 class DecodingScope:
     """Turns every model call inside it into one decoding step.
 
     Causal self-attention attends to the KV cache and to the new tokens, and writes their keys and
     values to the cache at `position`. Cross-attention projects its context in the first step and
-    reads the stored keys and values afterwards. Positional layers start at `position`. The model is
-    the trained one, unchanged. Layers that do not depend on the generated input, such as an
+    reads the stored keys and values afterwards. Recurrent layers and causal convolutions continue
+    from the state that the step before has left. Positional layers start at `position`. The model
+    is the trained one, unchanged. Layers that do not depend on the generated input, such as an
     encoder, are called once, outside the scope: see `generation.SteppedModel`.
 
-    The KV cache is a value, not a state: pass it in as an argument and read the updated one from
-    `scope.cache` afterwards. `decoding/cache.py` describes its contents.
+    The cache is a value: pass it in as an argument and read the updated one from `scope.cache`
+    afterwards. `decoding/state.py` has the kinds of its entries, and `decoding/cache.py` describes
+    those of attention.
 
     Args:
         cache: dict, `scope.cache` of the step before. Default: this is the first step, which must
@@ -65,6 +95,12 @@ class DecodingScope:
         int8: bool, whether the first step stores keys and values in int8, with a scale for each
             token and head: a quarter of the memory, with an error of at most 1/254 of a head's
             largest value. Later steps follow the cache.
+        count: () int32, number of the step's tokens that are no padding, for a prefill whose tokens
+            are padded on the right. Recurrent states are those after these tokens. Default: all.
+        drafts: bool, whether tokens at the end of the step may turn out wrong: `cache_after` then
+            gets the number of tokens that count, and recurrent states are recorded after each one.
+        restarts: bool, whether a step at position 0 begins with initial states, whatever the cache
+            holds, so that a host can begin with zeros.
 
     Example:
 
@@ -94,6 +130,9 @@ class DecodingScope:
         xla: bool = False,
         write_first: bool = False,
         int8: bool = False,
+        count: Tensor | None = None,
+        drafts: bool = False,
+        restarts: bool = False,
     ):
         position = _known_integer(position)
         if cache is None and not (isinstance(position, int) and position == 0):
@@ -116,11 +155,8 @@ class DecodingScope:
         self._masked_score = current_target.get().masked_score
         self._given = cache
         self._prefix = 0  # columns before the first token, at the present place of the model
-        self._prefixes: dict[str, int] = {}  # by cache entry
-        self._before: Cache = {}
-        self._new: Cache = {}
-        self._after: Cache = {}  # with `write_first`
-        self._growing: list[str] = []
+        self._count, self._drafts, self._restarts = count, drafts, restarts
+        self._calls: dict[str, Recorded] = {}
         self._written: Cache | None = None
         self._visible: dict[tuple[object, ...], Visible] = {}
         self._with_context: dict[tuple[object, ...], tuple[Visible, Size, Visible]] = {}
@@ -130,6 +166,8 @@ class DecodingScope:
         self._context_masks: dict[int, tuple[Tensor, Tensor]] = {}
         # Likewise, by the keys that a layer returned to others.
         self._shared: dict[int, tuple[Tensor, Extended | None]] = {}
+        # Likewise, by the inputs of a convolution, the zeros that a layer put before them.
+        self._zeros_before: dict[int, tuple[Tensor, set[int]]] = {}
         self._token: Token[DecodingScope | None] | None = None
 
     @staticmethod
@@ -154,30 +192,32 @@ class DecodingScope:
             self._written = self._write()
         return self._written
 
-    def cache_after(self, result: Tensor) -> Cache:
+    def cache_after(self, result: Tensor, kept: Size | None = None) -> Cache:
         """`cache`, written only after `result` is computed: (B, ...), the ids chosen in this step.
 
         Otherwise a compiler may write first, and copy the whole cache for the reads that follow.
+        With `drafts`, `kept` is the number of the step's tokens that count, () int32.
         """
         # Ids, not logits: logits of a finished row may be NaN, and 0 x NaN is NaN.
         nothing = ops.minimum(ops.reshape(result, (-1,))[0], 0)
-        return self._write(nothing)
+        return self._write(nothing, kept)
 
-    def _write(self, nothing: Size = 0) -> Cache:
-        if self._given is not None and len(self._before) != len(self._given):
+    def _write(self, nothing: Size = 0, kept: Size | None = None) -> Cache:
+        if self._given is not None and len(self._calls) != len(self._given):
             raise ValueError(
                 f"the cache has entries {list(self._given)}, but the model called inside the "
-                f"scope used {list(self._before)}: it was made by another model"
+                f"scope used {list(self._calls)}: it was made by another model"
             )
-        cache = dict(self._before)
-        columns = {prefix: self._column(prefix) + nothing for prefix in self._prefixes.values()}
-        for name in self._growing:
-            if name in self._after:
-                cache[name] = self._after[name]
-            else:
-                column = columns[self._prefixes[name]]
-                cache[name] = write(cache[name], self._new[name], column)
-        return cache
+        if self._drafts and kept is None:
+            raise ValueError("a scope with drafts has a cache only by cache_after(result, kept)")
+        prefixes = {getattr(x.state, "prefix", 0) for x in self._calls.values()}
+        columns = {prefix: self._column(prefix) + nothing for prefix in prefixes}
+        return {
+            name: state.after(before, new, columns[getattr(state, "prefix", 0)], kept)
+            if after is None
+            else after
+            for name, (state, before, new, after) in self._calls.items()
+        }
 
     @property
     def is_first(self) -> bool:
@@ -185,9 +225,9 @@ class DecodingScope:
         return self._given is None
 
     @property
-    def prefixes(self) -> dict[str, int]:
-        """The number of columns before the first token, by name of the entries that have some."""
-        return {name: prefix for name, prefix in self._prefixes.items() if prefix}
+    def states(self) -> dict[str, State]:
+        """The kind of each entry of the cache, by name."""
+        return {name: x.state for name, x in self._calls.items()}
 
     def begin_prefix(self, count: int) -> None:
         """Layers called from here on have `count` positions more before the first token.
@@ -207,32 +247,27 @@ class DecodingScope:
         self._prefix -= count
 
     @property
-    def growing(self) -> list[str]:
-        """Names of the entries that grow with every step: those of causal self-attention."""
-        return self._growing
-
-    @property
     def initial_cache(self) -> Cache:
         """The cache before this step.
 
-        In the first step: zeros for causal self-attention, after the columns of a prefix, and the
-        projected context for cross-attention. A loop that starts from it still has to process the
-        first token.
+        In the first step: zeros for causal self-attention, after the columns of a prefix, the
+        projected context for cross-attention, and the states before the first token. A loop that
+        starts from it still has to process the first token.
         """
-        cache = dict(self._before)
-        for name, prefix in self.prefixes.items() if self._given is None else ():
-            new = columns_of_entry(self._new[name], 0, prefix)
-            cache[name] = write(cache[name], new, 0)
-        return cache
+        return {
+            name: x.state.initial(x.before, x.new) if self._given is None else x.before
+            for name, x in self._calls.items()
+        }
 
     @property
     def new(self) -> Cache:
         """The entries that this step adds to the cache, with T columns, one per new token.
 
         In the first step these are preceded by the columns of a prefix, and the entries of
-        cross-attention are included.
+        cross-attention are included. Recurrent states are those after the step; with `drafts`,
+        those after each of its tokens, (B, T, ...).
         """
-        return self._new
+        return {name: x.new for name, x in self._calls.items() if x.new}
 
     def extend(
         self,
@@ -271,11 +306,10 @@ class DecodingScope:
         owner = owns_mask(name, entry, mask, self._masks)
         if owner:
             added["mask"] = mask
-        stored = self._store(name, entry, added)
-        self._growing.append(stored)
-        self._prefixes[stored] = self._prefix
+        before, after = entry, None
         if self._write_first:
-            self._after[stored] = entry = write(entry, added, self._column(self._prefix))
+            after = entry = write(entry, added, self._column(self._prefix))
+        self._store(name, Columns(self._prefix), before, added, after)
         if owner:
             self._masks[id(mask)] = (mask, entry["mask"])
         at_start = isinstance(self.position, int) and self.position == 0
@@ -390,7 +424,7 @@ class DecodingScope:
                 entry["mask"] = mask
         if owns_mask(name, entry, mask, self._context_masks):
             self._context_masks[id(mask)] = (mask, entry["mask"])
-        self._store(name, entry, {} if self._given is not None else entry)
+        self._store(name, State(), entry, {} if self._given is not None else entry)
         cached = None if mask is None else self._context_masks[id(mask)][1]
         return entry, cached
 
@@ -404,39 +438,148 @@ class DecodingScope:
         entry = self._take(name)
         if entry is None:
             entry = {"kept": make()}
-        self._store(name, entry, {} if self._given is not None else entry)
+        self._store(name, State(), entry, {} if self._given is not None else entry)
         return entry["kept"]
+
+    def recur(
+        self,
+        name: str,
+        step: StateStep,
+        inputs: Tensor,
+        begin: Callable[[Size], Tensor],
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Steps a layer whose state is replaced: its outputs for the tokens of this step.
+
+        The hypotheses of a search are rows here, with a state each, so `step` knows of none.
+
+        Args:
+            name: str, the layer's name.
+            step: function of inputs (R, N, ...), a state, and a mask (R, N) or None for all tokens,
+                that returns outputs (R, N, ...) and the state after the tokens of the mask.
+            inputs: (B, T, ...), or nested tensors.
+            begin: function of the number of rows R that returns the state before the first token:
+                (R, ...), or nested tensors.
+            mask: (B, T), boolean, True = token, False = padding; optional.
+
+        Raises:
+            ValueError: the state that `step` returns has another structure, shape or dtype.
+        """
+        first, *_ = keras.tree.flatten(inputs)
+        batch, length = (a or b for a, b in zip(first.shape, ops.shape(first)[:2], strict=False))
+        together = self.branches is not None
+        if together:
+            inputs, mask = self._as_rows((inputs, mask), batch, length)
+        else:
+            mask = self._real_tokens(mask, length)
+        entry = self._take(name)
+        state = begin(batch * length if together else batch)
+        before = make_recurrent_entry(state)
+        if entry is not None:
+            if self._restarts:
+                entry = self._restarted(before, entry)
+            before = entry
+            state = keras.tree.pack_sequence_as(state, list(entry.values()))
+        if self._drafts:
+            outputs, new = _step_each(name, step, inputs, state, mask, length)
+        else:
+            outputs, after = step(inputs, state, mask)
+            check_state(name, state, after)
+            new = make_recurrent_entry(after)
+        self._store(name, Recurrent(), before, new)
+        if together:
+            outputs = keras.tree.map_structure(
+                lambda y: ops.reshape(y, (batch, length, *y.shape[2:])), outputs
+            )
+        return outputs
+
+    def convolve(
+        self, name: str, convolution: Callable[[Tensor], Tensor], x: Tensor, count: int
+    ) -> Tensor:
+        """The outputs of a causal convolution, or pooling, for the tokens of this step.
+
+        Its state is its last inputs; before the first token they are zeros.
+
+        Args:
+            name: str, the layer's name.
+            convolution: function of (R, count + N, D) that returns (R, N, F), without padding.
+            x: (B, T, D).
+            count: int, the number of inputs before a token that its output depends on.
+        """
+
+        def step(x: Tensor, last: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+            rows, length = x.shape[0] or ops.shape(x)[0], x.shape[1] or ops.shape(x)[1]
+            end = length
+            if mask is not None and self.padding is not None:
+                x = ops.where(ops.expand_dims(mask, -1), x, ops.zeros_like(x))
+            if self._count is not None:
+                end = ops.cast(self._count, "int32")
+            both = ops.concatenate([last, x], axis=1)
+            return convolution(both), ops.slice(both, (0, end, 0), (rows, count, x.shape[-1]))
+
+        return self.recur(
+            name, step, x, lambda rows: ops.zeros((rows, count, x.shape[-1]), dtype=x.dtype)
+        )
+
+    def put_zeros_before(self, x: Tensor, count: int) -> None:
+        """Records that a layer has put `count` zeros before the tokens of x, for a convolution.
+
+        In a step, the last inputs of the convolution take the place of the zeros.
+        """
+        self._zeros_before.setdefault(id(x), (x, set()))[1].add(count)
+
+    def has_zeros_before(self, x: Tensor, count: int | None = None) -> bool:
+        """Whether a layer has put `count` zeros, or any number, before the tokens of x."""
+        counts = self._zeros_before[id(x)][1] if id(x) in self._zeros_before else set()
+        return bool(counts) if count is None else count in counts
+
+    def _as_rows(self, nested: Tensor, batch: Size, length: Size) -> Tensor:
+        """Tensors (B, n, ...) of n hypotheses as (B n, 1, ...)."""
+        return keras.tree.map_structure(
+            lambda x: x if x is None else ops.reshape(x, (batch * length, 1, *x.shape[2:])), nested
+        )
+
+    def _real_tokens(self, mask: Tensor | None, length: Size) -> Tensor | None:
+        """Which of the step's inputs are tokens: (B, T), or None if all are."""
+        mask = real_tokens(mask, self.columns(length), self.padding)
+        if self._count is None:
+            return mask
+        counted = ops.expand_dims(ops.arange(length, dtype="int32") < self._count, 0)
+        return counted if mask is None else ops.logical_and(mask, counted)
+
+    def _restarted(self, initial: Entry, entry: Entry) -> Entry:
+        """The entry; at position 0 the initial one, if that is known to be other than zeros."""
+        begins = ops.equal(self.position, 0)
+        return {
+            part: x if _is_zero(initial[part]) else ops.where(begins, initial[part], x)
+            for part, x in entry.items()
+        }
 
     def upcoming(self, count: int) -> list[Entry]:
         """The cache entries that the next `count` calls will read; none in the first step."""
-        return list((self._given or {}).values())[len(self._before) :][:count]
+        return list((self._given or {}).values())[len(self._calls) :][:count]
 
     @contextmanager
-    def substitute(self, entries: list[Entry]) -> Iterator[list[tuple[Entry, Entry | None, bool]]]:
+    def substitute(self, entries: list[Entry]) -> Iterator[list[Recorded]]:
         """Calls inside read these entries instead and leave the scope unchanged.
 
-        Yields a list that afterwards holds one tuple per call: its entry before the step, what it
-        adds (or None), and whether the entry grows with every step.
+        Yields a list that afterwards has what each call would record.
         """
-        given, before, new, growing = self._given, self._before, self._new, self._growing
+        given, calls = self._given, self._calls
         if given is not None:
-            names = list(given)[len(before) :]
+            names = list(given)[len(calls) :]
             self._given = {**given, **dict(zip(names, entries, strict=False))}
-        self._before, self._new, self._growing = dict(before), {}, []
-        notes: list[tuple[Entry, Entry | None, bool]] = []
+        self._calls = dict(calls)
+        notes: list[Recorded] = []
         try:
             yield notes
-            for name in list(self._before)[len(before) :]:
-                notes.append((self._before[name], self._new.get(name), name in self._growing))
+            notes += list(self._calls.values())[len(calls) :]
         finally:
-            self._given, self._before, self._new, self._growing = given, before, new, growing
+            self._given, self._calls = given, calls
 
-    def note(self, name: str, entry: Entry, new: Entry | None, grows: bool) -> None:
+    def note(self, name: str, state: State, entry: Entry, new: Entry) -> None:
         """Records an entry as a call of the layer `name` would."""
-        stored = self._store(name, entry, new or {})
-        if grows:
-            self._growing.append(stored)
-            self._prefixes[stored] = self._prefix
+        self._store(name, state, entry, new)
 
     def _take(self, name: str) -> dict[str, Tensor] | None:
         if self._given is None:
@@ -449,16 +592,41 @@ class DecodingScope:
             )
         return self._given[entry_name]
 
-    def _store(self, name: str, before: dict[str, Tensor], new: dict[str, Tensor]) -> str:
-        """Stores an entry and returns its name in the cache."""
-        entry_name = self._entry_name(name)
-        self._before[entry_name] = before
-        if new:
-            self._new[entry_name] = new
-        return entry_name
+    def _store(
+        self, name: str, state: State, before: Entry, new: Entry, after: Entry | None = None
+    ) -> None:
+        self._calls[self._entry_name(name)] = Recorded(state, before, new, after)
 
     def _entry_name(self, name: str) -> str:
-        return f"{len(self._before):03d}_{name}"
+        return f"{len(self._calls):03d}_{name}"
+
+
+def _step_each(
+    name: str, step: StateStep, inputs: Tensor, state: Tensor, mask: Tensor | None, length: int
+) -> tuple[Tensor, Entry]:
+    """The outputs of a step, a token at a time, and the states after each, (B, T, ...)."""
+    outputs, entries = [], []
+    for i in range(length):
+        token, seen = keras.tree.map_structure(
+            lambda x, i=i: x if x is None else x[:, i : i + 1], (inputs, mask)
+        )
+        y, after = step(token, state, seen)
+        check_state(name, state, after)
+        state = after
+        outputs.append(y)
+        entries.append(make_recurrent_entry(state))
+    together = keras.tree.map_structure(lambda *x: ops.concatenate(x, axis=1), *outputs)
+    return together, {part: ops.stack([x[part] for x in entries], axis=1) for part in entries[0]}
+
+
+def _is_zero(x: Tensor) -> bool:
+    """Whether a tensor is known to be zeros when a graph is traced."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    value = tf.get_static_value(x)
+    return value is not None and not value.any()
 
 
 def positions_of(x: Tensor, positions: Tensor | None = None) -> Span | Tensor:

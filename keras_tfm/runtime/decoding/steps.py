@@ -10,6 +10,10 @@ from keras_tfm.runtime.compiled_model import CompiledSignature
 from keras_tfm.runtime.litert_internals import Buffers
 from keras_tfm.runtime.manifest.manifest import Decode, Prefill, Signature, of_role
 
+# Recurrent states cannot be rewound: those after the last steps are kept, and those at the ends of
+# the last reads, which a chat rewinds to.
+_RECENT, _ENDS = 4, 8
+
 
 class Steps:
     """Reads tokens at growing positions, and keeps the KV caches that they leave.
@@ -32,6 +36,8 @@ class Steps:
         entries: dict of the cache entries by name: (B, G, S, K), (B, G, K, S) for transposed keys,
             or (B, S) for a mask. They begin with the columns of a prefix, if the model has one.
             Columns of tokens from `position` on are empty or stale.
+        states: dict of the recurrent states at `position` by name, (B, ...). The arrays are
+            replaced, never written to.
     """
 
     def __init__(
@@ -49,6 +55,8 @@ class Steps:
         self._target, self._max_length = settings.target, settings.max_length
         self._capacity, self._prefix = settings.capacity, settings.prefix
         (self._position_name,) = settings.of_kind("position")
+        counts = {name for x in self._prefills.values() for name in x.of_kind("count")}
+        self._count_name = next(iter(counts), None)
         self._axes = settings.column_axes
         self._decoder = _Loaded("", None, 0)
         self._verifying: dict[str, _Loaded] = {}
@@ -60,6 +68,13 @@ class Steps:
             key: np.zeros((rows, *first.inputs[key].shape[1:]), first.inputs[key].dtype)
             for key in settings.caches
         }
+        self.states: dict[str, np.ndarray] = {
+            key: np.zeros((rows, *first.inputs[key].shape[1:]), first.inputs[key].dtype)
+            for key in settings.states
+        }
+        # By position.
+        self._recent = {0: self.states}
+        self._ends = {0: self.states}
         self.known = {key: x for key, x in known.items() if key not in self.entries}
         for key in self.entries.keys() & known.keys():
             self._columns(key, self.entries[key], -self._prefix, 0)[...] = known[key][:rows]
@@ -81,6 +96,7 @@ class Steps:
             if name not in loaded:
                 loaded[name] = self._begin(name)
             self._prefill(loaded[name], tokens, start, end)
+        _remember(self._ends, self.position, self.states, _ENDS)
 
     def decode(self, token: np.ndarray) -> np.ndarray:
         """Reads a token of each row, (B, 1), at `position`: the logits (B, V) of the next one."""
@@ -104,8 +120,11 @@ class Steps:
         Returns:
             The logits after each of them, (B, n, V).
         """
-        length = self.draft_length + 1
-        start = min(self.position, self._max_length - length)
+        length, first = self.draft_length + 1, self.position
+        start = min(first, self._max_length - length)
+        if self.states and start < first:
+            self.rewind(start)
+            self.read(tokens, start)
         name = next(
             name
             for name, x in self._prefills.items()
@@ -117,12 +136,23 @@ class Steps:
         buffers.inputs[self._target][...] = tokens[:, start : start + length]
         buffers.inputs[self._position_name][...] = start
         results = buffers.run()
-        logits = np.array(results["logits"][: len(tokens), self.position - start :])
+        logits = np.array(results["logits"][: len(tokens), first - start :])
         self._keep(results, start, start + length)
         return logits
 
     def rewind(self, position: int) -> None:
-        """Forgets what was read from `position` on."""
+        """Forgets what was read from `position` on.
+
+        With recurrent states, also what was read after the last position before it whose states are
+        known: `self.position` is less than `position` then.
+        """
+        if self.states and position < self.position:
+            known = {**self._ends, **self._recent}
+            position = max(x for x in known if x <= position)
+            self.states = known[position]
+            for kept in (self._ends, self._recent):
+                for x in [x for x in kept if x > position]:
+                    del kept[x]
         self.position = position
         for loaded in (self._decoder, *self._verifying.values()):
             loaded.columns = min(loaded.columns, position)
@@ -135,12 +165,14 @@ class Steps:
         self._decoder = _Loaded("", None, 0)
         self._verifying = {}
 
-    def restore(self, entries: dict[str, np.ndarray]) -> None:
-        """Continues after the columns of entries, the result of `read_entries`."""
+    def restore(
+        self, entries: dict[str, np.ndarray], states: dict[str, np.ndarray], position: int
+    ) -> None:
+        """Continues at `position`, with the result of `read_entries` and the states there."""
         # The next write copies them to a capacity.
         self.entries, self._shared, self._in_buffers = entries, True, False
-        columns = [x.shape[self._axes[key]] for key, x in entries.items()]
-        self.position = min(columns, default=self._prefix) - self._prefix
+        self.position, self.states = position, states
+        _remember(self._ends, position, states, _ENDS)
         self.release()
 
     def read_entries(self) -> dict[str, np.ndarray]:
@@ -156,6 +188,7 @@ class Steps:
             self.release()
         self._shared = True
         result = copy.copy(self)
+        result._ends, result._recent = dict(self._ends), dict(self._recent)
         result.release()
         return result
 
@@ -173,7 +206,9 @@ class Steps:
                     fitting.setdefault(length, (name, 0))
                 continue
             start = min(self.position, self._max_length - length)
-            if start + length <= signature.capacity:
+            if self.states and start < self.position:
+                continue
+            if start + length <= signature.capacity and not (self.states and signature.verifies):
                 fitting.setdefault(length, (name, start))
         if not fitting:
             return None, self.position
@@ -192,6 +227,8 @@ class Steps:
         buffers.inputs[self._target][:, : end - start] = tokens[:, start:end]
         if self._position_name in buffers.inputs:
             buffers.inputs[self._position_name][...] = start
+        if self._count_name is not None:
+            buffers.inputs[self._count_name][...] = end - start
         self._keep(buffers.run(), start, end)
 
     def _begin(self, name: str) -> "_Loaded":
@@ -222,6 +259,8 @@ class Steps:
                 if cache is not None and cache is not x:
                     new = self._columns(key, x, loaded.columns, self.position)
                     self._columns(key, cache, loaded.columns, self.position)[...] = new
+        for key, x in self.states.items():
+            buffers.inputs[key][...] = x
         loaded.columns = self.position
         if isinstance(buffers, CompiledSignature):
             self._move_to(buffers)
@@ -268,7 +307,22 @@ class Steps:
             x[columns[axis]] = new
             if caches is not None and key in caches and caches[key] is not x:
                 caches[key][columns[axis]] = new
+        self._keep_states(results, start, end)
         self.position = end
+
+    def _keep_states(self, results: dict[str, np.ndarray], start: int, end: int) -> None:
+        """Takes the states that a signature returned; those that verify a draft return several."""
+        before, most = self.states, _RECENT
+        if not before:
+            return
+        new = {key: np.array(results[key][: len(x)]) for key, x in before.items()}
+        after = [new]
+        if any(new[key].ndim > x.ndim for key, x in before.items()):
+            after = [{key: x[:, i] for key, x in new.items()} for i in range(end - start)]
+            most = max(most, len(after))
+        for i, states in enumerate(after, end - len(after) + 1):
+            _remember(self._recent, i, states, most)
+        self.states = after[-1]
 
     def _make_writable(self, end: int) -> None:
         """Makes the entries this object's own, with at least `end` columns."""
@@ -286,6 +340,18 @@ class Steps:
     def _columns(self, key: str, x: np.ndarray, start: int, end: int) -> np.ndarray:
         """A view of the columns of tokens; those of the prefix are -P to -1."""
         return x[_at(self._axes[key], self._prefix + start, self._prefix + end)]
+
+
+def _remember(
+    kept: dict[int, dict[str, np.ndarray]], position: int, states: dict[str, np.ndarray], most: int
+) -> None:
+    """Keeps the states at a position, and forgets those that were kept first, except at 0."""
+    if not states:
+        return
+    kept.pop(position, None)
+    kept[position] = states
+    for x in [x for x in kept if x][:-most]:
+        del kept[x]
 
 
 def _at(axis: int, start: int, end: int) -> tuple[slice, ...]:

@@ -24,6 +24,7 @@ import numpy as np
 
 from keras_tfm.runtime.litert_internals import Table
 from keras_tfm.runtime.manifest.manifest import (
+    NUMBERS,
     Decode,
     Encode,
     Generate,
@@ -229,7 +230,7 @@ def _check_signature(place: str, signature: Signature) -> None:
                 other,
             )
         _require(0 not in x.shape, f"{here} must not be empty", x.shape)
-    known = {"input", "position", "cache", "encoded"}
+    known = {"input", "position", "count", "cache", "encoded"}
     if isinstance(signature, Predict | Encode):
         known = {"input"}
     elif isinstance(signature, Generate):
@@ -240,7 +241,7 @@ def _check_signature(place: str, signature: Signature) -> None:
             f"{place}.inputs.{name}.kind must be one of {', '.join(sorted(known))}",
             x.kind,
         )
-    sizes = {name: x.shape[0] for name, x in inputs.items() if x.kind != "position"}
+    sizes = {name: x.shape[0] for name, x in inputs.items() if x.kind not in NUMBERS}
     batches = set(sizes.values())
     _require(len(batches) == 1, f"{place}.inputs must have one batch size", sizes)
     if isinstance(signature, Generate):
@@ -331,7 +332,7 @@ def _check_steps(signatures: dict[str, Signature]) -> None:
     place, first = next(iter(decodes.items()))
     same = ("target", "max_length", "start_id", "end_id", "pad_id", "vocabulary_size")
     for other, decode in decodes.items():
-        for key in (*same, "prefix", "transposed"):
+        for key in (*same, "prefix", "transposed", "states"):
             found, expected = getattr(decode, key), getattr(first, key)
             _require(found == expected, f"{other}.{key} must be that of {place}", found)
     capacities = [x.capacity for x in decodes.values()]
@@ -349,7 +350,7 @@ def _check_steps(signatures: dict[str, Signature]) -> None:
         _check_caches(other, step, first, largest)
         for name, x in step.inputs.items():
             wanted = shared.get(name, x)
-            own = name == first.target or x.kind == "position"
+            own = name == first.target or x.kind in NUMBERS
             if not own and (x.shape, x.dtype, x.kind) != (wanted.shape, wanted.dtype, wanted.kind):
                 raise ValueError(
                     f"{other}.inputs.{name} must be that of {place}, got {x.to_json()}"
@@ -368,9 +369,13 @@ def _check_steps(signatures: dict[str, Signature]) -> None:
 def _check_caches(place: str, step: Prefill | Decode, decode: Decode, largest: int) -> None:
     """The cache entries of a step: those of "decode", of the length that its capacity tells."""
     inputs, outputs, prefix = step.inputs, step.outputs, decode.prefix
-    names = {*decode.caches}
+    names, states = {*decode.caches}, {*decode.states}
     found = outputs.keys() - {"logits"}
-    _require(found == names, f"{place}.outputs must be the caches {sorted(names)}", sorted(found))
+    wanted_names = sorted(names | states)
+    _require(
+        sorted(found) == wanted_names, f"{place}.outputs must be the caches {wanted_names}", found
+    )
+    _check_states(place, step, decode)
     unknown = sorted({*decode.transposed} - names)
     _require(not unknown, f"{place}.transposed must be among the caches {sorted(names)}", unknown)
     tokens = inputs[decode.target].shape[1] if decode.target in inputs else 0
@@ -388,6 +393,34 @@ def _check_caches(place: str, step: Prefill | Decode, decode: Decode, largest: i
             _require(own == wanted, f"{place}.inputs.{name} must be {wanted}", own)
         others = [shape[:axis], shape[axis + 1 :]] == [here[:axis], here[axis + 1 :]]
         _require(others, f"{place}.outputs.{name} must be like those of decode, {here}", shape)
+
+
+def _check_states(place: str, step: Prefill | Decode, decode: Decode) -> None:
+    """The recurrent states of a step, and the number of a prefill's tokens that change them."""
+    names = decode.states
+    unknown = sorted({*names} - decode.outputs.keys())
+    _require(not unknown, f"{place}.states must be among the outputs of decode", unknown)
+    verifies = isinstance(step, Prefill) and step.verifies
+    for name in names:
+        if name not in step.inputs:
+            raise ValueError(f"{place}.inputs lacks the state {name!r}")
+        own, output = step.inputs[name], step.outputs[name]
+        wanted = own.shape
+        if verifies:  # the state after each token
+            wanted = [own.shape[0], step.inputs[decode.target].shape[1], *own.shape[1:]]
+        _require(own.kind == "cache", f"{place}.inputs.{name}.kind must be 'cache'", own.kind)
+        _require(
+            (output.shape, output.dtype) == (wanted, own.dtype),
+            f"{place}.outputs.{name} must be {wanted}",
+            output.shape,
+        )
+    counts = [(x.shape, x.dtype) for x in step.inputs.values() if x.kind == "count"]
+    expected = bool(names) and isinstance(step, Prefill) and not verifies
+    _require(
+        counts == ([([1], "int32")] if expected else []),
+        f"{place}.inputs must have {'one' if expected else 'no'} count, [1] int32",
+        counts,
+    )
 
 
 def _check_prefill(place: str, signature: Prefill, decode: Decode) -> None:

@@ -31,13 +31,16 @@ from keras_tfm.runtime.media.image_processor import ImageProcessor
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 
 # The version of the manifest's fields. A change that an older runtime would misread increases it.
-FORMAT = 2
-# The versions that are written: of a file of one model, and of a file of several models, which
-# older runtimes would take for signatures of one model.
-ONE_MODEL, SEVERAL_MODELS = 1, 2
+FORMAT = 3
+# The versions that are written: of a file of one model; of a file of several models, which older
+# runtimes would take for signatures of one model; and of a file with recurrent states, which they
+# would take for caches with a column for each token.
+ONE_MODEL, SEVERAL_MODELS, WITH_STATES = 1, 2, 3
 # The kinds of arguments of signatures. Only those of kind "input", the model's inputs, have names
 # from the user.
-KINDS = ("input", "padding", "position", "cache", "encoded")
+KINDS = ("input", "padding", "position", "count", "cache", "encoded")
+# Those of one number for all rows.
+NUMBERS = ("position", "count")
 # Where the padding id is padding, see `trailing_padding.with_real_pads`.
 PADDINGS = ("ends", "after_end", "by_id")
 # The formats of KV caches; of a file without the field, float32.
@@ -237,6 +240,7 @@ class Decode(Stepped):
     Attributes:
         vocabulary_size: int, the number of logits.
         transposed: list of str, the caches whose last axis is that of positions.
+        states: list of str, the cache entries that each step replaces; before the first, zeros.
         prefix: int, the columns of the caches before the first token.
         capacity: int, the columns of tokens in the caches.
     """
@@ -244,13 +248,14 @@ class Decode(Stepped):
     role: ClassVar[str] = "decode"
     vocabulary_size: Size
     transposed: Names = field(default_factory=list)
+    states: Names = field(default_factory=list)
     prefix: Size = 0
     capacity: Size
 
     @property
     def caches(self) -> list[str]:
         """The cache entries that grow with each step."""
-        return [name for name in self.outputs if name != "logits"]
+        return [name for name in self.outputs if name not in ("logits", *self.states)]
 
     @property
     def column_axes(self) -> dict[str, int]:

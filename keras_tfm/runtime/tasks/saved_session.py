@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,27 @@ from keras_tfm.runtime.npz_file import Header, NpzError, NpzFile
 
 _VERSION = 1
 # The prefixes of the arrays' names.
-_ENTRY, _KNOWN = "entry/", "known/"
+_ENTRY, _KNOWN, _STATE = "entry/", "known/", "state/"
+
+
+class Saved(NamedTuple):
+    """What a session file holds.
+
+    Attributes:
+        tokens: all tokens.
+        owed: as of `GivenText`; None if all of their text was given.
+        known: the arguments that all steps share.
+        entries: the cache entries, up to `position`.
+        states: the recurrent states at `position`.
+        position: int, number of tokens that were read.
+    """
+
+    tokens: list[int]
+    owed: int | None
+    known: dict[str, np.ndarray]
+    entries: dict[str, np.ndarray]
+    states: dict[str, np.ndarray]
+    position: int
 
 
 def write(path: str | Path, sha256: str, tokens: list[int], owed: int | None, steps: Steps) -> None:
@@ -32,6 +53,8 @@ def write(path: str | Path, sha256: str, tokens: list[int], owed: int | None, st
         **({} if owed is None else {"owed": np.array(owed)}),
         **{_ENTRY + key: x for key, x in steps.read_entries().items()},
         **{_KNOWN + key: x for key, x in steps.known.items()},
+        **{_STATE + key: x for key, x in steps.states.items()},
+        **({"position": np.array(steps.position)} if steps.states else {}),
     }
     with replacement(path) as new, new.open("xb") as file:
         np.savez(file, allow_pickle=False, **arrays)
@@ -39,8 +62,8 @@ def write(path: str | Path, sha256: str, tokens: list[int], owed: int | None, st
 
 def read(
     path: str | Path, sha256: str, signatures: Mapping[str, Signature], decode: Decode
-) -> tuple[list[int], int | None, dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The tokens, the characters owed, the known arguments and the cache entries of a file.
+) -> Saved:
+    """What a file holds.
 
     Arrays are read after their names, shapes and dtypes were compared with those of the .tflite
     file.
@@ -72,7 +95,7 @@ def _read(
     sha256: str,
     signatures: Mapping[str, Signature],
     decode: Decode,
-) -> tuple[list[int], int | None, dict[str, np.ndarray], dict[str, np.ndarray]]:
+) -> Saved:
     headers = file.headers
     scalars = {"version": "i", "sha256": "U"}
     is_session = "tokens" in headers and all(
@@ -85,13 +108,13 @@ def _read(
         raise ValueError(
             f"{path} was saved with another file: expected the checksum {sha256}, got {found[:64]}"
         )
-    entries, known = (
+    entries, known, states = (
         {key.removeprefix(kind): x for key, x in headers.items() if key.startswith(kind)}
-        for kind in (_ENTRY, _KNOWN)
+        for kind in (_ENTRY, _KNOWN, _STATE)
     )
     tokens, owed, axes = headers["tokens"], headers.get("owed"), decode.column_axes
     others = {name for name, x in decode.inputs.items() if x.kind in ("cache", "encoded", "input")}
-    others -= {*axes, decode.target}
+    others -= {*axes, *decode.states, decode.target}
     # Also what only a longer file of the caches, or a prompt, reads; "encode" may return more.
     steps = [x.inputs for x in signatures.values() if isinstance(x, Decode | Prefill)]
     readers = {key: [x[key] for x in steps if key in x] for key in known}
@@ -106,11 +129,13 @@ def _read(
         and (owed is None or _is_scalar(owed, "i"))
         and entries.keys() == axes.keys()
         and others <= known.keys()
+        and states.keys() == {*decode.states}
         and len(widths) <= 1
         and decode.prefix <= min(widths, default=decode.prefix)
         and max(widths, default=0) <= decode.prefix + tokens.shape[0]
         and all(_fits(x, decode.inputs[key], axes[key]) for key, x in entries.items())
         and all(_fits(known[key], decode.inputs[key]) for key in others)
+        and all(_fits(x, decode.inputs[key]) for key, x in states.items())
         and all(any(_fits(x, y) for y in readers[key]) for key, x in known.items())
     )
     damaged = f"{path} is damaged: its tokens and caches are not those of a session"
@@ -118,17 +143,29 @@ def _read(
         raise ValueError(damaged)
     ids = file.read("tokens")
     size = decode.inputs[decode.target].vocabulary_size or 1 << 31
-    if not np.all((ids >= 0) & (ids < size)):
+    position = max(widths, default=decode.prefix) - decode.prefix
+    if states:
+        stored = headers.get("position")
+        read = file.read("position") if stored is not None and _is_scalar(stored, "i") else -1
+        fits = bool(0 <= read <= len(ids) and (not widths or read == position))
+        position = int(read)
+    if not fits or not np.all((ids >= 0) & (ids < size)):
         raise ValueError(damaged)
     caches = {key: file.read(_ENTRY + key) for key in entries}
     given = {key: file.read(_KNOWN + key) for key in known}
-    for kind, arrays, allowed in ((_ENTRY, caches, np.isfinite), (_KNOWN, given, _is_number)):
+    kept = {key: file.read(_STATE + key) for key in states}
+    for kind, arrays, allowed in (
+        (_ENTRY, caches, np.isfinite),
+        (_KNOWN, given, _is_number),
+        (_STATE, kept, _is_number),
+    ):
         for key, x in arrays.items():
             if x.dtype.kind == "f" and not np.all(allowed(x)):
                 raise ValueError(
                     f"{path} cannot be continued: {kind}{key} has values that are not finite"
                 )
-    return ids.tolist(), None if owed is None else int(file.read("owed")), given, caches
+    owed_characters = None if owed is None else int(file.read("owed"))
+    return Saved(ids.tolist(), owed_characters, given, caches, kept, position)
 
 
 def _is_number(x: np.ndarray) -> np.ndarray:

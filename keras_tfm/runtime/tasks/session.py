@@ -92,13 +92,12 @@ class Session:
             if inputs is not None:
                 raise ValueError("a restored session has its inputs: leave out `inputs`")
             smallest = next(iter(file.of_role(Decode).values()))
-            self._tokens, owed, known, entries = saved_session.read(
-                restore, file.checksum, file.signatures, smallest
-            )
-            if owed is not None:
-                self._given = GivenText(len(self._tokens), owed)
-            self._steps = Steps(file.signatures, file.buffers, known, 1)
-            self._steps.restore(entries)
+            saved = saved_session.read(restore, file.checksum, file.signatures, smallest)
+            self._tokens = saved.tokens
+            if saved.owed is not None:
+                self._given = GivenText(len(self._tokens), saved.owed)
+            self._steps = Steps(file.signatures, file.buffers, saved.known, 1)
+            self._steps.restore(saved.entries, saved.states, saved.position)
             return
         known = known_of_row(file, {} if inputs is None else inputs)
         self._steps = Steps(file.signatures, file.buffers, known, 1)
@@ -218,7 +217,10 @@ class Session:
         return self._exclusively(self._generate(Run(max_tokens), choose, constraint))
 
     def rewind(self, count: int) -> None:
-        """Removes the last `count` tokens. Nothing is read again.
+        """Removes the last `count` tokens.
+
+        Nothing is read again, except by models with recurrent states: they read from the end of an
+        earlier text on, when they continue.
 
         Raises:
             ValueError: the session has fewer tokens, or `count` is negative.

@@ -1,0 +1,174 @@
+"""Files of models with recurrent states: generation, a host's loop, drafts, sessions."""
+
+import keras
+import numpy as np
+import pytest
+from small_exports import new_path, once_a_run
+from small_tokenizers import words
+
+from keras_tfm import layers
+from keras_tfm.export import export_litertlm, export_tflite
+from keras_tfm.generation import Beam, generate
+from keras_tfm.runtime import PromptLookup, load
+from keras_tfm.runtime.manifest.manifest import WITH_STATES, Decode, Prefill
+
+K = keras.layers
+V, D, T, BATCH = 19, 16, 24, 2
+# What float32 rounds, of logits of order 1.
+FLOAT32 = 1e-4
+
+
+def hybrid():
+    """A convolution, a recurrent layer and attention of Keras."""
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    x = layers.TokenEmbedding(V, D)(tokens)
+    x = K.Conv1D(D, 4, padding="causal", activation="silu")(x) + x
+    x = K.LSTM(D, return_sequences=True)(K.LayerNormalization()(x)) + x
+    x = K.MultiHeadAttention(2, 8)(x, x, use_causal_mask=True) + x
+    return noisy(keras.Model(tokens, K.Dense(V)(K.LayerNormalization()(x)), name="hybrid"))
+
+
+def translator():
+    """An encoder and a decoder of LSTMs, without attention."""
+    source = keras.Input((None,), dtype="int32", name="source")
+    target = keras.Input((None,), dtype="int32", name="target")
+    _, h, c = K.LSTM(D, return_state=True)(layers.TokenEmbedding(V, D)(source))
+    y = layers.TokenEmbedding(V, D)(target)
+    y = K.LSTM(D, return_sequences=True)(y, initial_state=[h, c])
+    return noisy(keras.Model([source, target], K.Dense(V)(y), name="translator"))
+
+
+def noisy(model):
+    generator = np.random.default_rng(0)
+    for variable in model.variables:
+        noise = generator.normal(scale=0.4, size=variable.shape)
+        variable.assign(np.array(variable) + noise.astype("float32"))
+    return model
+
+
+@once_a_run
+def hybrid_file(path):
+    roles = ["generate", "prefill", "decode"]
+    return export_tflite(
+        hybrid(), path, roles, prompt_length=4, max_length=T, batch_size=BATCH, draft_length=3
+    )
+
+
+def ids(count, rows=1, seed=0):
+    return np.random.default_rng(seed).integers(1, V, (rows, count)).astype("int32")
+
+
+def logits_after(session, model):
+    """The logits of the session's next token, and those of one full pass."""
+    found = []
+
+    def choose(logits):
+        found.append(logits)
+        return np.array([3])
+
+    assert list(session.fork().stream_tokens(1, choose)) == [3]
+    return found[0], np.array(model(session.tokens[np.newaxis]))[:, -1]
+
+
+def check(session, model):
+    found, expected = logits_after(session, model)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=FLOAT32)
+
+
+def test_the_manifest_tells_the_states():
+    file = load(hybrid_file().path).file
+    (decode,) = (x for x in file.signatures.values() if isinstance(x, Decode))
+    shapes = sorted(tuple(decode.inputs[name].shape) for name in decode.states)
+    assert shapes == [(BATCH, 3, D), (BATCH, D), (BATCH, D)]
+    assert file.manifest.format == WITH_STATES
+    prefills = [x for x in file.signatures.values() if isinstance(x, Prefill)]
+    assert sorted(len(x.of_kind("count")) for x in prefills) == [0, 1]
+
+
+def test_generated_tokens_are_those_of_keras():
+    file, model = load(hybrid_file().path), hybrid()
+    rows = [ids(2)[0], ids(4, seed=1)[0]]
+    expected = [generate(model, [row], T).tokens[0] for row in rows]
+    for row, tokens in zip(rows, file.generate(rows).tokens, strict=True):
+        np.testing.assert_array_equal(tokens[:T], expected[len(row) == 4])
+    for number, row in enumerate(rows):
+        given = {"tokens": np.stack([row, row])}
+        for draft in (None, PromptLookup()):
+            steps = list(file.stream(given, draft=draft))
+            assert [int(x[0]) for x in steps] == expected[number][len(row) :].tolist()
+
+
+@pytest.mark.parametrize("sizes", [[1], [6], [3, 1, 9], [4, 4, 14], [23]])
+def test_tokens_in_chunks_equal_one_pass(sizes):
+    session, model = load(hybrid_file().path).session(), hybrid()
+    for part in np.split(ids(sum(sizes))[0], np.cumsum(sizes)[:-1]):
+        session.append(part)
+    check(session, model)
+
+
+def test_a_session_is_rewound_forked_saved_and_restored(tmp_path):
+    file, model = load(hybrid_file().path), hybrid()
+    session = file.session()
+    session.append(ids(5)[0])
+    session.append(ids(6, seed=1)[0])
+    session.generate(max_tokens=4)
+    other = session.fork()
+    for count in (2, 5, 3, 4):  # also to positions whose states are not known
+        session.rewind(count)
+        check(session, model)
+        session.append(ids(1, seed=count)[0])
+        check(session, model)
+    check(other, model)
+    other.save(tmp_path / "session.npz")
+    restored = file.session(restore=tmp_path / "session.npz")
+    np.testing.assert_array_equal(restored.tokens, other.tokens)
+    check(restored, model)
+    restored.rewind(8)
+    check(restored, model)
+    assert restored.generate(5).tokens.tolist() == (
+        generate(model, restored.tokens[np.newaxis][:, :7], 12).tokens[0, 7:].tolist()
+    )
+
+
+def test_a_session_without_its_states_is_damaged(tmp_path):
+    session = load(hybrid_file().path).session()
+    session.append(ids(5)[0])
+    session.save(tmp_path / "session.npz")
+    with np.load(tmp_path / "session.npz") as saved:
+        arrays = dict(saved)
+    for lie in (
+        {key: x for key, x in arrays.items() if not key.startswith("state/")},
+        {key: x for key, x in arrays.items() if key != "position"},
+        {**arrays, "position": np.array(2)},
+    ):
+        np.savez(tmp_path / "lie.npz", **lie)
+        with pytest.raises(ValueError, match="is damaged"):
+            load(hybrid_file().path).session(restore=tmp_path / "lie.npz")
+
+
+@pytest.mark.slow
+def test_a_file_in_int8_with_int8_caches_and_a_beam_search():
+    roles = ["generate", "prefill", "decode"]
+    report = export_tflite(
+        hybrid(), new_path(), roles, prompt_length=4, max_length=T, quantization="int8",
+        cache="int8", strategy=Beam(3),
+    )  # fmt: skip
+    assert set(report.checks) >= {"generate", "decode"}
+
+
+def test_an_encoders_state_begins_the_decoder():
+    model = translator()
+    roles = ["generate", "encode", "decode"]
+    report = export_tflite(model, new_path(), roles, source_length=5, max_length=9, start_id=1)
+    sources = ids(5, rows=2, seed=2)
+    expected = generate(model, {"source": sources}, 9, start_id=1).tokens
+    file = load(report.path)
+    np.testing.assert_array_equal(file.generate(sources).tokens, expected)
+    for row, tokens in zip(sources, expected, strict=True):
+        steps = list(file.stream({"source": row[np.newaxis]}))
+        assert [int(x[0]) for x in steps] == tokens[1:].tolist()
+
+
+def test_litert_lm_takes_no_states():
+    with pytest.raises(ValueError, match="LiteRT-LM runs models whose only state are keys"):
+        export_litertlm(hybrid(), new_path().with_suffix(".litertlm"), words(), max_length=T)
