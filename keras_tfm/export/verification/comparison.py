@@ -22,7 +22,9 @@ from keras_tfm.export.verification.loop_logits import LoopLogits
 from keras_tfm.export.verification.rows import Inputs, VerificationRows
 from keras_tfm.generation.generator import Generator
 from keras_tfm.generation.interface import interface_of
+from keras_tfm.generation.step_rules.step_rule import find_rule
 from keras_tfm.generation.strategies import Beam, Drafted, Greedy, Strategy
+from keras_tfm.keras_internals import sublayers
 from keras_tfm.models.without_storage import with_largest_weight
 from keras_tfm.runtime.checked_inputs import left_padded, pad_id_of
 from keras_tfm.runtime.decoding import host_loop
@@ -251,7 +253,8 @@ class Comparison:
             last = min(len(ids), first + found.shape[1])
             # After the end, or after a tie that was broken differently, the tokens differ.
             chosen = np.argmax(found[row, : last - first], axis=-1)
-            stops = np.isin(ids[first:last], signature.end_ids) | (chosen != ids[first:last])
+            ends = [*signature.end_ids, *self._masked_ids(target)]
+            stops = np.isin(ids[first:last], ends) | (chosen != ids[first:last])
             if np.any(stops):
                 last = first + int(np.argmax(stops)) + 1
             result.append(
@@ -269,10 +272,21 @@ class Comparison:
         result = []
         for row, ids in enumerate(tokens):
             first = len(inputs[target][row]) if target in inputs else 1
-            stops = np.flatnonzero(np.isin(ids[first:], signature.end_ids))
+            ends = [*signature.end_ids, *self._masked_ids(target)]
+            stops = np.flatnonzero(np.isin(ids[first:], ends))
             last = first + stops[0] + 1 if len(stops) else len(ids)
             result.append((ids[first:last], logits[row, first - 1 : last - 1]))
         return result
+
+    def _masked_ids(self, target: str) -> list[int]:
+        """The id after which rows are not compared, if the model has layers of Keras with rules.
+
+        In a full pass, an id that an embedding masks is padding, and Keras's attention gives it the
+        mean of all values, also of later ones. A step has taken it for a token.
+        """
+        masked = self.outputs.interface.inputs[target].masked_id
+        has_rules = any(find_rule(layer) is not None for layer in sublayers(self.outputs.model))
+        return [masked] if has_rules and masked is not None else []
 
     def _full_pass(self, others: Inputs, target: str, tokens: np.ndarray) -> np.ndarray:
         """The model's logits (B, T, V) over whole rows of tokens."""

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.generation.step_rules.step_rule import StepRule, register_step
+from keras_tfm.generation.step_rules.step_rule import StepRule, choose_rows, register_step
 from keras_tfm.keras_internals import (
     attention_parts,
     cumsum_operation,
@@ -59,6 +59,16 @@ class _RecurrentRule(StepRule):
 
         y = scope.recur(layer.name, step, sequences, begin, mask)
         return (y, *last) if layer.return_state else y
+
+    def step(
+        self, layer: Any, x: Tensor, state: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The outputs (R, N, F) and the state; a masked token repeats the output before it."""
+        y, after = super().step(layer, x, state, mask)
+        repeats = isinstance(layer, keras.layers.LSTM | keras.layers.GRU | keras.layers.SimpleRNN)
+        if mask is not None and x.shape[1] == 1 and repeats and not layer.zero_output_for_mask:
+            y = choose_rows(mask, y, ops.cast(ops.expand_dims(state[0], 1), y.dtype))
+        return y, after
 
     def token(self, layer: Any, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """The output (R, F) of the cell, and its state in the structure and dtypes of `state`."""

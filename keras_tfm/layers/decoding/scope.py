@@ -477,7 +477,7 @@ class DecodingScope:
         before = make_recurrent_entry(state)
         if entry is not None:
             if self._restarts:
-                entry = self._restarted(before, entry)
+                entry = self._begin_again(before, entry)
             before = entry
             state = keras.tree.pack_sequence_as(state, list(entry.values()))
         if self._drafts:
@@ -547,7 +547,7 @@ class DecodingScope:
         counted = ops.expand_dims(ops.arange(length, dtype="int32") < self._count, 0)
         return counted if mask is None else ops.logical_and(mask, counted)
 
-    def _restarted(self, initial: Entry, entry: Entry) -> Entry:
+    def _begin_again(self, initial: Entry, entry: Entry) -> Entry:
         """The entry; at position 0 the initial one, if that is known to be other than zeros."""
         begins = ops.equal(self.position, 0)
         return {
