@@ -611,7 +611,7 @@ def test_attention_parts(layer, window):
 
 def test_attention_of_another_kind_has_no_parts():
     class Other(keras.layers.MultiHeadAttention):
-        def _compute_attention(self, query, key, value, **_):
+        def _compute_attention(self, query, key, value, *_, **__):
             return value, None
 
     x = np.ones((1, 2, 4), "float32")

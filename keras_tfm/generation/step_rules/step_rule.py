@@ -123,7 +123,20 @@ def register_step(layer_class: type, rule: StepRule) -> None:
     Raises:
         TypeError: no class of layers, or no `StepRule`.
 
-    Example: see `StepRule`.
+    Example (`StepRule` has a whole one):
+
+    >>> import keras
+    >>> from keras import ops
+    >>> from keras_tfm import generation
+    >>> class Previous(keras.layers.Layer):
+    ...     def call(self, x):  # the token before each one
+    ...         return ops.pad(x, [(0, 0), (1, 0), (0, 0)])[:, :-1]
+    >>> class PreviousRule(generation.StepRule):
+    ...     def begin(self, layer, x, rows):
+    ...         return ops.zeros((rows, x.shape[-1]), dtype=x.dtype)
+    ...     def token(self, layer, x, state):
+    ...         return state, x
+    >>> generation.register_step(Previous, PreviousRule())
     """
     if not isinstance(layer_class, type) or not issubclass(layer_class, keras.Operation):
         raise TypeError(f"layer_class must be a class of keras.layers.Layer, got {layer_class!r}")
