@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from grids import first_of
-from mixers import MIXERS, decoder, refusal, translator
+from mixers import MIXERS, OwnConvolution, decoder, refusal, translator
 from rounded_products import rounded_products
 from small_models import DIM, encoder_decoder, randomize
 
@@ -91,7 +91,7 @@ def test_mixers_of_positions_are_named_in_a_translator(mixer, bits):
 @pytest.mark.parametrize("share", [0.1, 0.03])
 def test_a_small_share_of_another_position_is_refused(share, bits):
     """x_t + share x_(t-1): more than the products' rounding, 0.0005 and 0.004."""
-    layer = keras.layers.Conv1D(DIM, 2, padding="causal", use_bias=False, name="mixer")
+    layer = OwnConvolution(DIM, 2, padding="causal", use_bias=False, name="mixer")
     model = decoder(layer)
     kernel = np.stack([share * np.eye(DIM), np.eye(DIM)]).astype("float32")
     layer.set_weights([kernel])
