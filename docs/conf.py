@@ -65,6 +65,7 @@ CONTENTS = {
         "api/checkpoints",
         "api/export",
         "api/runtime",
+        "api/web",
         "api/plots",
         "api/command_line",
     ],

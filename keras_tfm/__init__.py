@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         runtime,
         text,
         training,
+        web,
     )
     from keras_tfm.models import Model
 
@@ -35,6 +36,7 @@ __all__ = [
     "runtime",
     "text",
     "training",
+    "web",
 ]
 
 

@@ -155,7 +155,17 @@ def script(name):
 
 @pytest.mark.parametrize(
     "package",
-    ["text", "checkpoints", "layers", "models", "training", "generation", "export", "runtime"],
+    [
+        "text",
+        "checkpoints",
+        "layers",
+        "models",
+        "training",
+        "generation",
+        "export",
+        "runtime",
+        "web",
+    ],
 )
 def test_the_reference_has_each_public_name_once(package):
     page = (DOCS / f"api/{package}.md").read_text()
@@ -171,7 +181,7 @@ def test_the_reference_has_each_public_name_once(package):
 def test_the_reference_has_the_docstrings_as_they_are():
     pytest.importorskip("matplotlib")
     reference = script("reference")
-    assert len(reference.pages()) == 9
+    assert len(reference.pages()) == 10
     for page in reference.pages():
         assert page.read_text() == reference.written(page), "run python docs/reference.py"
 

@@ -21,6 +21,7 @@ RESULTS |= {
     "KerasHubImport",
     "Latency",
     "Model",
+    "Page",
     "Reply",
     "Report",
     "Subgraph",

@@ -40,7 +40,7 @@ LAYERS = [
     {"models"},
     {"generation"},
     {"checkpoints"},  # which `export` uses for models of KerasHub
-    {"training", "export"},
+    {"training", "export", "web"},
     {"cli"},
 ]
 # What else may be imported, or not: package -> all that it may import of keras_tfm.
@@ -58,6 +58,7 @@ ONLY = {
     "version": set(),
     "runtime": {"atomic_files", "optional_package", "version"},
     "text": {"arguments", "optional_package"},
+    "web": {"atomic_files", "runtime"},
     "distributed": {"arguments", "keras_internals", "optimizer_internals", "trainer_internals"},
 }
 INTERNALS = {
@@ -247,6 +248,7 @@ def test_every_package_has_a_place():
     ("package", "banned"),
     [
         ("runtime", {"keras", "tensorflow"}),
+        ("web", {"keras", "tensorflow", "numpy"}),
         ("text", {"keras"}),
         ("arguments", {"keras", "tensorflow"}),
         ("optional_package", {"keras", "tensorflow", "numpy"}),

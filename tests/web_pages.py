@@ -25,7 +25,7 @@ def need_browser() -> None:
     }.items():
         if not found:
             pytest.skip(f"needs {needed}")
-    _install("playwright-core")
+    _install("axe-core")
 
 
 def need_node() -> None:

@@ -33,6 +33,9 @@ from keras_tfm.cli import predict_command
 
 # isort: split
 from keras_tfm.cli import chat_command
+
+# isort: split
+from keras_tfm.cli import page_command
 from keras_tfm.version import __version__
 
 __all__ = [
@@ -42,6 +45,7 @@ __all__ = [
     "import_command",
     "main",
     "model_commands",
+    "page_command",
     "predict_command",
 ]
 

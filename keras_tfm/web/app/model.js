@@ -1,5 +1,5 @@
 /**
- * A model of texts or pictures that keras_tfm exported, run in the browser.
+ * A model of texts, pictures or speech that keras_tfm exported, run in the browser.
  *
  *     import { loadModel } from "./model.js";
  *
@@ -18,6 +18,9 @@
  *     const captioner = await loadModel("models/captions.tflite");
  *     const { text: caption } = await captioner.caption(file);
  *
+ *     const listener = await loadModel("models/speech.tflite");
+ *     const { text: said } = await listener.transcribe(recording); // a WAV file, or another
+ *
  *     const clip = await loadModel("models/clip.tflite"); // several models in one file
  *     const vector = await clip.embedText("a red bicycle"); // by clip.models.text
  *
@@ -27,8 +30,8 @@
  *
  * One .tflite file is all there is to load: it holds the weights, the search, the tokenizers, the
  * rules for pictures and a checksum over all of that. This module needs `@litertjs/core` and
- * `@huggingface/tokenizers` in the page's import map, tokenizer_check.js beside it and, for pictures
- * alone, image_processor.js and resampling.js.
+ * `@huggingface/tokenizers` in the page's import map, tokenizer_check.js beside it, for pictures
+ * image_processor.js and resampling.js, and for speech audio.js.
  */
 
 import { getGlobalLiteRt, loadAndCompile, loadLiteRt, Tensor } from "@litertjs/core";
@@ -76,6 +79,8 @@ export async function loadModel(url, { threads = 1, onProgress = () => {} } = {}
   const parts = modelsIn(manifest).map(([name, own]) => [name, own, readAbilities(own, metadata)]);
   const readsPictures = ({ predictImages, caption }) => predictImages ?? caption;
   if (parts.some(([, , abilities]) => readsPictures(abilities))) await importImages();
+  const hears = ({ transcribe, predictAudio }) => transcribe ?? predictAudio;
+  if (parts.some(([, , abilities]) => hears(abilities))) await importAudio();
   await runtime;
   try {
     const cpuOptions = { numThreads: threads };
@@ -131,6 +136,8 @@ async function runOnce(model) {
   if (model.abilities.includes("predict")) await model.predictTokens([1]);
   if (model.abilities.includes("predictImages")) await model.predictImages(new ImageData(1, 1));
   if (model.abilities.includes("caption")) await model.caption(new ImageData(1, 1));
+  if (model.abilities.includes("transcribe")) await model.listenOnce();
+  if (model.abilities.includes("predictAudio")) await model.predictAudio(new Float32Array(1));
   if (model.abilities.includes("draw")) {
     for await (const codes of model.streamCodes([1])) if (codes.length) break;
   }
@@ -148,7 +155,7 @@ export class Model {
     this.#abilities = abilities;
     /**
      * The supported calls: some of "generate", "stream", "predict", "predictImages", "detect",
-     * "caption", "draw" (`streamCodes` and `drawCodes`) and "paint".
+     * "caption", "transcribe", "predictAudio", "draw" (`streamCodes` and `drawCodes`) and "paint".
      */
     this.abilities = Object.keys(abilities).filter((name) => !abilities[name].refusal);
     this.#main = abilities[this.abilities[0]];
@@ -156,7 +163,10 @@ export class Model {
     this.manifest = manifest;
     /** The size of the file, in bytes. */
     this.size = size;
-    /** The maximum number of tokens of a text, or of codes of `paint`; 0 if it reads pictures. */
+    /**
+     * The maximum number of tokens of a text, of codes of `paint`, or of samples of speech; 0 if it
+     * reads pictures.
+     */
     this.length = this.#main.length ?? 0;
     /** The source's special tokens, such as "[de]", which a text may contain. */
     this.specialTokens = [...(this.#main.source?.special_tokens ?? [])];
@@ -381,7 +391,7 @@ export class Model {
    */
   async predictPixels(pixels) {
     const { input, signature } = this.#ability("predictImages");
-    return firstRow(await this.#runPixels(signature, input, pixels), signature);
+    return firstRow(await this.#runMedia(signature, input, pixels), signature);
   }
 
   /**
@@ -427,9 +437,93 @@ export class Model {
     yield* piecesOf(tokens, [], ability.endIds, ability.target);
   }
 
+  /**
+   * The text of a recording, of a model such as Whisper or Moonshine.
+   *
+   * @param {Blob | Float32Array} source - a WAV file, another that the browser decodes, or samples
+   *   from -1 to 1 at `sampleRate`.
+   * @param {object} [options]
+   * @param {number[]} [options.prompt] - the first tokens of the text, such as those of a language
+   *   and a task, which are not a part of it; by default those of the file.
+   * @param {(logits: Float32Array, tokens: number[]) => number | Promise<number>} [options.choose] -
+   *   as in `stream`; only of a file with "decode".
+   * @returns {Promise<{text: string, tokens: Int32Array, milliseconds: number}>} as of `caption`.
+   * @throws {AudioError | TextError} no recording, a damaged one, or one that is too long; `prompt` is
+   *   too long or has unknown tokens.
+   */
+  async transcribe(source, options = {}) {
+    const start = performance.now();
+    const ability = this.#ability("transcribe");
+    const prompt = checkedPrompt(options.prompt, ability);
+    const samples = await this.#samples(ability, source);
+    const tokens = await this.#captioned(ability, samples, prompt, options.choose);
+    const text = textOf(until(ability, tokens.subarray(prompt.length)), ability.target);
+    return { text, tokens, milliseconds: performance.now() - start };
+  }
+
+  /**
+   * Yields the text of `transcribe` piece by piece, of a file with "encode" and "decode".
+   *
+   * @param {Blob | Float32Array} source - as in `transcribe`.
+   * @param {object} [options] - as in `transcribe`.
+   */
+  async *streamTranscript(source, { prompt, choose = mostProbable } = {}) {
+    const ability = this.#ability("transcribe");
+    if (!ability.stepped) {
+      throw new ModelError("The file was exported without decode: call transcribe.");
+    }
+    const given = checkedPrompt(prompt, ability);
+    const samples = await this.#samples(ability, source);
+    const tokens = this.#captionTokens(ability, samples, given, choose);
+    yield* piecesOf(tokens, [], ability.endIds, ability.target);
+  }
+
+  /**
+   * The outputs of a classifier of sounds, by name.
+   *
+   * @param {Blob | Float32Array} source - as in `transcribe`.
+   * @returns {Promise<Record<string, Float32Array>>}
+   * @throws {AudioError}
+   */
+  async predictAudio(source) {
+    const ability = this.#ability("predictAudio");
+    const samples = await this.#samples(ability, source);
+    const signature = fitting(ability.signatures, samples.length);
+    return firstRow(await this.#runMedia(signature, ability.input, samples), signature);
+  }
+
+  /** The number of samples a second that the model hears; null if it hears nothing. */
+  get sampleRate() {
+    const { transcribe, predictAudio } = this.#abilities;
+    return (transcribe ?? predictAudio)?.rate ?? null;
+  }
+
+  /** The first run, up to one token. */
+  async listenOnce() {
+    const ability = this.#ability("transcribe");
+    const silence = new Float32Array(ability.shortest);
+    if (!ability.stepped) return void (await this.transcribe(silence));
+    const tokens = this.#captionTokens(ability, silence, ability.defaultPrompt, mostProbable);
+    for await (const token of tokens) if (token >= 0) break;
+  }
+
+  /** The samples of a recording at the rate of the model, as many as it takes. */
+  async #samples({ rate, length, shortest }, source) {
+    const samples = await audio.samplesOf(source, rate, length);
+    if (samples.length >= shortest) return samples;
+    const seconds = (count) => (count / rate).toFixed(2);
+    throw new audio.AudioError(
+      `The recording is too short: it has ${seconds(samples.length)} seconds, and the model needs ` +
+        `${seconds(shortest)}.`,
+    );
+  }
+
   async #captioned(ability, pixels, prompt, choose) {
-    const { input, whole, stepped } = ability;
-    if (whole && !choose) return this.#whole(whole, prompt, [input, pixels]);
+    const { input, wholes, stepped } = ability;
+    if (wholes.length && !choose) {
+      const signature = fitting(wholes, ability.rate ? pixels.length : 0);
+      return this.#whole({ signature, maxLength: ability.maxLength }, prompt, [input, pixels]);
+    }
     if (!stepped) throw new ModelError("The file was exported without decode: leave out choose.");
     const tokens = new Int32Array(ability.maxLength).fill(ability.padId);
     tokens.set(prompt);
@@ -440,8 +534,9 @@ export class Model {
     return tokens;
   }
 
-  #captionTokens({ stepped, input }, pixels, prompt, choose) {
-    const encode = () => this.#runPixels(stepped.encoders[0], input, pixels);
+  #captionTokens({ stepped, input, rate }, pixels, prompt, choose) {
+    const encoder = fitting(stepped.encoders, rate ? pixels.length : 0);
+    const encode = () => this.#runMedia(encoder, input, pixels);
     return this.#continue(stepped, encode, prompt, choose);
   }
 
@@ -674,7 +769,7 @@ export class Model {
     let results;
     try {
       results = await (input
-        ? this.#runPixels(signature, input, pixels, given)
+        ? this.#runMedia(signature, input, pixels, given)
         : this.#compiled.signatures[signature.name].run(given));
     } finally {
       free(given);
@@ -687,15 +782,18 @@ export class Model {
     }
   }
 
-  /** Runs a signature on one picture, in all rows of the batch, and on other inputs. */
-  async #runPixels({ name, batch, inputs }, input, pixels, others = {}) {
-    const { shape } = inputs[input];
+  /**
+   * Runs a signature on the pixels of a picture or the samples of a recording, which silence follows,
+   * in all rows of the batch, and on other inputs.
+   */
+  async #runMedia({ name, batch, inputs }, input, values, others = {}) {
+    const { shape, dtype, sample_rate: rate } = inputs[input];
     const size = product(shape.slice(1));
-    if (pixels.length !== size) {
-      throw new ModelError(`The model reads ${size} values of pixels, not ${pixels.length}.`);
+    if (rate ? values.length > size : values.length !== size) {
+      throw new ModelError(`The model reads ${size} values of ${input}, not ${values.length}.`);
     }
-    const rows = new Uint8Array(batch * size);
-    for (let row = 0; row < batch; row++) rows.set(pixels, row * size);
+    const rows = new ARRAYS[dtype](batch * size);
+    for (let row = 0; row < batch; row++) rows.set(values, row * size);
     const tensor = new Tensor(rows, shape);
     try {
       return await this.#compiled.signatures[name].run({ [input]: tensor, ...others });
@@ -1822,6 +1920,16 @@ async function importImages() {
   }
 }
 
+let audio; // audio.js, of a page that hears
+
+async function importAudio() {
+  try {
+    audio ??= await import("./audio.js");
+  } catch (error) {
+    throw new ModelError(`Speech needs audio.js beside model.js: ${error.message}`);
+  }
+}
+
 async function download(url, onProgress) {
   const name = new URL(url, document.baseURI).pathname.split("/").pop();
   const response = await fetch(url).catch(() => {
@@ -1970,6 +2078,8 @@ Object.assign(INPUT, { pad_id: optional(isPad), vocabulary_size: optional(isCoun
 Object.assign(INPUT, { placeholder_id: optional(isCount), placeholders: optional(isCount) });
 Object.assign(INPUT, { padding: optional((x) => ["ends", "after_end", "by_id"].includes(x)) });
 Object.assign(INPUT, { segments_of: optional(isText), mask_of: optional(isText) });
+const isSome = optional((x) => isCount(x) && x > 0);
+Object.assign(INPUT, { sample_rate: isSome, shortest: isSome });
 const SIGNATURE = { role: isText, inputs: isObject, outputs: isObject };
 const WRITING = { max_length: isCount, start_id: orNull(isCount), end_id: orNull(isIds) };
 Object.assign(WRITING, { pad_id: isPad, target: isText });
@@ -2047,6 +2157,7 @@ Object.assign(ROLES, { prefill: ["input", "position", "cache", "encoded"] });
 ROLES.decode = ROLES.prefill;
 const IDS = 2 ** 31; // in 32 bits
 const LARGEST_RESIZE = 4096;
+const LARGEST_RATE = 1e6; // samples a second
 
 function need(holds, place, found) {
   if (holds) return;
@@ -2104,6 +2215,9 @@ function checkInputs(place, { role, inputs }) {
       const fits = tokens?.pad_id !== undefined && String(tokens.shape) === String(shape);
       need(fits, `${at} follows tokens of its shape`, key);
     }
+    const { sample_rate: rate, shortest = 1 } = input;
+    const hears = dtype === "float32" && shape.length === 2 && shortest <= shape[1];
+    need(rate === undefined || (hears && rate <= LARGEST_RATE), `${at}.sample_rate`, rate);
     need(input.padding === undefined || pad_id !== undefined, `${at}.padding`, input.padding);
     need(end_id === undefined || (pad_id !== undefined && end_id < size), `${at}.end_id`, end_id);
   }
@@ -2249,6 +2363,7 @@ function readAbilities(manifest, metadata) {
   }
   const readers = { generate: readGenerate, stream: readStream, predict: readPredict };
   Object.assign(readers, { predictImages: readImages, detect: readDetect, caption: readCaption });
+  Object.assign(readers, { transcribe: readTranscribe, predictAudio: readPredictAudio });
   Object.assign(readers, { draw: readDraw, paint: readPaint });
   const abilities = {};
   for (const [name, read] of Object.entries(readers)) {
@@ -2262,7 +2377,9 @@ function readAbilities(manifest, metadata) {
   }
   const found = Object.values(abilities);
   if (!found.length) {
-    throw new ModelError("The file has no signature that reads or writes text, or reads pictures.");
+    throw new ModelError(
+      "The file has no signature that reads or writes text, or reads pictures or speech.",
+    );
   }
   if (found.every(({ refusal }) => refusal)) throw found[0].refusal;
   return abilities;
@@ -2281,9 +2398,16 @@ function readGenerate(manifest, metadata) {
 
 function readPredict(manifest, metadata) {
   const signatures = byLength(manifest, "predict");
-  if (!signatures.length || ofPictures(signatures[0])) return null;
+  if (!signatures.length || ofPictures(signatures[0]) || ofAudio(signatures[0])) return null;
   return { ...readSource(signatures, manifest, metadata), signatures, takesUnknown: true };
 }
+
+/** The name of a signature's input of samples, if it has one. */
+function audioOf({ inputs }) {
+  return Object.keys(inputs).find((name) => inputs[name].sample_rate !== undefined);
+}
+
+const ofAudio = (signature) => audioOf(signature) !== undefined;
 
 /** Whether a signature has an input of pixels, (B, H, W, C). */
 function ofPictures({ inputs }) {
@@ -2323,17 +2447,50 @@ function readDetect(manifest) {
   return { ...readImages(manifest), classes: logits.shape.at(-1) };
 }
 
-/** Text written for a picture, by the loop in the file ("whole"), here ("stepped"), or both. */
+/** Text written for a picture. */
 function readCaption(manifest, metadata) {
+  const writing = readWriting(manifest, metadata, ofPictures);
+  return writing && { ...readPicture(writing.signature, manifest, writing.beside), ...writing };
+}
+
+/** Text written for speech. */
+function readTranscribe(manifest, metadata) {
+  const writing = readWriting(manifest, metadata, ofAudio);
+  return writing && { ...readAudio(writing.signature, manifest, writing.beside), ...writing };
+}
+
+/** Outputs for a sound, such as its classes. */
+function readPredictAudio(manifest) {
+  const [signature] = byLength(manifest, "predict");
+  if (!signature || !ofAudio(signature)) return null;
+  return readAudio(signature, manifest);
+}
+
+/** The only input of a signature, beside those of `beside`: samples, in one or several lengths. */
+function readAudio({ role, inputs }, manifest, beside = []) {
+  const input = audioOf({ inputs });
+  const others = Object.keys(inputs).filter((name) => name !== input && !beside.includes(name));
+  if (others.length) {
+    throw new ModelError(`This page runs models of one recording, not of ${[input, ...others].join(", ")}.`);
+  }
+  const signatures = byLength(manifest, role, input);
+  const { sample_rate: rate, shortest = 1 } = inputs[input];
+  return { input, signatures, rate, shortest, length: signatures.at(-1).length };
+}
+
+/**
+ * Text written for something that is no text, by the loop in the file ("wholes", of each length), here
+ * ("stepped"), or both.
+ */
+function readWriting(manifest, metadata, isOf) {
   const [signature] = byLength(manifest, "generate");
   const [encoder] = byLength(manifest, "encode");
-  if (![signature, encoder].some((x) => x && ofPictures(x))) return null;
+  if (![signature, encoder].some((x) => x && isOf(x))) return null;
   const steps = encoder && readSteps(manifest);
   const settings = signature ?? steps?.decoders[0];
   if (!settings) throw new ModelError("The file has no signature decode, which its encode needs.");
   const { prompt, inputs, max_length: maxLength, target: name } = settings;
-  const given = Object.keys(inputs).filter((key) => inputs[key].kind === "padding");
-  const picture = readPicture(signature ?? encoder, manifest, [prompt, ...given]);
+  const beside = [prompt, ...Object.keys(inputs).filter((key) => inputs[key].kind === "padding")];
   const target = readTarget(settings, manifest, metadata);
   const known = (steps?.decoders[0] ?? settings).inputs[name] ?? {};
   const { vocabulary_size: size = Infinity, placeholder_id: id, placeholders: count } = known;
@@ -2345,10 +2502,11 @@ function readCaption(manifest, metadata) {
     throw new ModelError("The file was exported without a start token.");
   }
   const prompts = signature ? (inputs[prompt]?.shape[1] ?? 0) : maxLength - 1;
-  const whole = signature ? { signature, maxLength } : null;
-  const loops = { whole, stepped: steps ?? null };
+  const source = audioOf(signature ?? encoder);
+  const wholes = signature ? byLength(manifest, "generate", source) : [];
+  const loops = { signature: signature ?? encoder, wholes, stepped: steps ?? null };
   const rules = { defaultPrompt, prompts, size, maxLength, placeholder };
-  return { ...picture, ...target, ...loops, ...rules };
+  return { ...target, ...loops, beside, ...rules };
 }
 
 /** DALL-E: codes of pictures after a text. */
@@ -2399,6 +2557,9 @@ function readPaint(manifest) {
 function refuseOthers(manifest, signature) {
   if (ofPictures(signature)) {
     throw new ModelError("The model writes text for pictures: call caption.");
+  }
+  if (ofAudio(signature)) {
+    throw new ModelError("The model writes text for speech: call transcribe.");
   }
   if (isArtist(manifest)) {
     throw new ModelError("The model draws: call draw of the file, or drawCodes.");

@@ -1,0 +1,162 @@
+/**
+ * Pages of `keras-tfm page` in headless Chromium, served by Python's http.server.
+ *
+ *     MODELS=FOLDER EXPECTED=EXPECTED.json npm run test:app
+ *
+ * FOLDER has a page by each name of EXPECTED's `cases`, whose answers are those of Python.
+ * tests/examples/test_web_page.py makes both.
+ */
+
+import assert from "node:assert/strict";
+import { execFileSync, spawn } from "node:child_process";
+import { createRequire } from "node:module";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+
+import { chromium } from "playwright-core";
+
+const { MODELS, EXPECTED, SCREENSHOTS, PYTHON = "python3" } = process.env;
+const { cases } = JSON.parse(readFileSync(EXPECTED, "utf8"));
+const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+let browser;
+
+before(async () => {
+  const executablePath =
+    process.env.CHROMIUM || execFileSync("which", ["chromium"], { encoding: "utf8" }).trim();
+  const args = process.getuid?.() === 0 ? ["--no-sandbox"] : [];
+  browser = await chromium.launch({ executablePath, args });
+});
+after(() => browser.close());
+
+/** A server of a folder on a free port. */
+async function serve(folder) {
+  const program = `import http.server, functools
+handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=${JSON.stringify(folder)})
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+print(server.server_port, flush=True)
+server.serve_forever()`;
+  const child = spawn(PYTHON, ["-c", program], { stdio: ["ignore", "pipe", "ignore"] });
+  const port = await new Promise((resolve) => child.stdout.once("data", (data) => resolve(`${data}`.trim())));
+  return { origin: `http://127.0.0.1:${port}`, stop: () => child.kill() };
+}
+
+const numbers = (items) => items.map((x) => [x.querySelector("span, p")?.textContent, Number(x.querySelector("data").value)]);
+
+const FORMS = {
+  async chat(page, { text }, i) {
+    await page.getByLabel("Temperature").fill("0");
+    await page.getByLabel("Longest answer").fill("30");
+    await page.getByLabel("Message").fill(text);
+    await page.getByLabel("Message").press("Enter");
+    await page.locator(`#log li:nth-child(${2 * i + 2}) small`, { hasText: /tokens/ }).waitFor();
+    await page.locator("#send:enabled").waitFor();
+    return page.locator(`#log li:nth-child(${2 * i + 2}) p`).textContent();
+  },
+  async write(page, { text }) {
+    await page.getByLabel("Text").fill(text);
+    await page.getByLabel("Text").press("Control+Enter");
+    await page.locator("#duration", { hasText: /ms/ }).waitFor();
+    return page.locator("#answer").textContent();
+  },
+  async classify(page, { text }) {
+    await page.locator("#duration").evaluate((x) => (x.textContent = ""));
+    await page.getByLabel("Text", { exact: true }).fill(text);
+    await page.getByRole("button", { name: "Classify" }).click();
+    await page.locator("#duration", { hasText: /ms/ }).waitFor();
+    return page.locator("#results li").evaluateAll(numbers);
+  },
+  async search(page, { text, lines }) {
+    await page.locator("#duration").evaluate((x) => (x.textContent = ""));
+    await page.getByLabel("Texts").fill(lines.join("\n"));
+    await page.getByLabel("Query").fill(text);
+    await page.getByLabel("Query").press("Enter");
+    await page.locator("#duration", { hasText: /ms/ }).waitFor();
+    return page.locator("#results li").evaluateAll((items) =>
+      items.map((x) => [x.lastChild.textContent.trim(), Number(x.firstChild.value)]),
+    );
+  },
+  async pictures(page, { picture, answer }) {
+    await page.locator("#duration").evaluate((x) => (x.textContent = ""));
+    await page.getByLabel("Picture", { exact: true }).setInputFiles(picture);
+    await page.locator("#duration", { hasText: /ms/ }).waitFor();
+    if (answer !== undefined) return page.locator("#caption").textContent();
+    return page.locator("#results li").evaluateAll(numbers);
+  },
+  async pairs(page, { picture, lines }) {
+    await page.getByLabel("Pictures").setInputFiles(picture);
+    await page.getByLabel("Words").fill(lines.join("\n"));
+    await page.getByRole("button", { name: "Compare" }).click();
+    await page.locator("#duration", { hasText: /ms/ }).waitFor();
+    return page.locator("#results li").evaluateAll(numbers);
+  },
+  async speech(page, { recording }) {
+    await page.locator("#duration").evaluate((x) => (x.textContent = ""));
+    await page.getByLabel("Recording").setInputFiles(recording);
+    await page.locator("#duration", { hasText: /ms/ }).waitFor();
+    return page.locator("#answer").textContent();
+  },
+};
+
+function compare(found, { answer, ranked }) {
+  if (answer !== undefined) return assert.equal(found, answer);
+  assert.deepEqual(found.map(([label]) => label), ranked.map(([label]) => label));
+  found.forEach(([, value], i) => assert.ok(Math.abs(value - ranked[i][1]) < 1e-4, `${value} ${ranked[i][1]}`));
+}
+
+for (const [name, { form, asked }] of Object.entries(cases)) {
+  test(`${name}: answers, offline too, and everybody can use it`, async (t) => {
+    const server = await serve(join(MODELS, name));
+    const context = await browser.newContext({ locale: "en-GB" });
+    const requests = [];
+    context.on("request", (request) => requests.push(request.url()));
+    try {
+      const page = await context.newPage();
+      const errors = [];
+      // LiteRT.js writes its log as errors.
+      const isLog = (text) => /^(INFO|WARNING):/.test(text);
+      page.on("console", (message) => {
+        if (message.type() === "error" && !isLog(message.text())) errors.push(message.text());
+      });
+      page.on("pageerror", (error) => errors.push(String(error)));
+      page.setDefaultTimeout(60000);
+      await page.goto(server.origin);
+      for (const [i, question] of asked.entries()) {
+        compare(await FORMS[form](page, question, i), question);
+        if (i) continue;
+        const times = await page.evaluate(() => {
+          const [paint] = performance.getEntriesByName("first-contentful-paint");
+          return performance.now() - paint.startTime;
+        });
+        t.diagnostic(`${name}: ${times.toFixed(0)} ms from the first paint to the first answer`);
+      }
+      assert.equal(await page.locator("#problem").textContent(), "");
+      assert.notEqual(await page.title(), "executed");
+      if (SCREENSHOTS) await page.screenshot({ path: `${SCREENSHOTS}/${name}.png`, fullPage: true });
+      for (const scheme of ["light", "dark"]) {
+        await page.emulateMedia({ colorScheme: scheme });
+        await page.evaluate(AXE);
+        const { violations } = await page.evaluate(() => globalThis.axe.run());
+        const found = violations.map(({ id, nodes }) => `${id}: ${nodes.map((x) => x.html).join(" ")}`);
+        assert.deepEqual(found, [], scheme);
+      }
+      await page.emulateMedia({ colorScheme: "light" });
+      await page.setViewportSize({ width: 360, height: 740 });
+      const widths = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
+      assert.ok(widths[0] <= widths[1], `${widths} scrolls sideways`);
+      if (SCREENSHOTS) await page.screenshot({ path: `${SCREENSHOTS}/${name}_phone.png`, fullPage: true });
+      await page.locator("#facts dd", { hasText: /^yes, this browser keeps/ }).waitFor();
+      assert.deepEqual(errors, []);
+
+      server.stop();
+      await context.setOffline(true);
+      await page.goto(`${server.origin}/?again`);
+      for (const [i, question] of asked.entries()) compare(await FORMS[form](page, question, i), question);
+      const others = requests.filter((url) => !url.startsWith(server.origin) && !/^(blob|data):/.test(url));
+      assert.deepEqual(others, []);
+    } finally {
+      server.stop();
+      await context.close();
+    }
+  });
+}
