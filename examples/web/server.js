@@ -20,7 +20,9 @@ const TYPES = {
   ".json": "application/json",
   ".mjs": "text/javascript; charset=utf-8",
   ".png": "image/png",
+  ".svg": "image/svg+xml",
   ".wasm": "application/wasm",
+  ".webmanifest": "application/manifest+json",
 };
 const HEADERS = {
   // Both make the page "cross-origin isolated", without which there are no threads.
@@ -65,7 +67,9 @@ async function find(address, models) {
   } catch {
     return null; // not an address
   }
-  if (path.startsWith("/models/")) return fileIn(models, path.slice(7));
+  if (path.startsWith("/models/")) {
+    return fileIn(models, path.slice(7).replace(/\/$/, "/index.html")); // pages of `keras-tfm page`
+  }
   return (await fileIn(HERE, path === "/" ? "index.html" : path)) ?? fileIn(APP, path);
 }
 

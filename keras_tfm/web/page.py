@@ -52,6 +52,7 @@ class Page(NamedTuple):
 
     Example:
 
+    >>> from pathlib import Path
     >>> from keras_tfm.web import Page
     >>> Page(Path("site"), "chat", 21_000_000, 11_000_000).form
     'chat'

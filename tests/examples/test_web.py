@@ -5,7 +5,6 @@ kernels of WebAssembly round differently and tokens may be nearly tied, most of 
 """
 
 import importlib
-import itertools
 import json
 import os
 import subprocess
@@ -41,43 +40,13 @@ def test_the_page_answers_as_python_does(tmp_path):
     run_in_browser("test", tmp_path, expected)
 
 
-def test_the_search_page_ranks_as_python_does(tmp_path):
-    import keras
-    from tokenizers import Tokenizer, pre_tokenizers
-    from tokenizers import models as tokenizer_models
-
-    from keras_tfm import models
-    from keras_tfm.export import export_tflite
-
-    keras.utils.set_random_seed(1)
-    words = ["[PAD]", "[UNK]", "the", "a", "dog", "cat", "runs", "sleeps", "fast", "bank", "on"]
-    tokenizer = Tokenizer(
-        tokenizer_models.WordLevel({x: i for i, x in enumerate(words)}, unk_token="[UNK]")
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    size = {"dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 32}
-    searcher = models.sentence_embedding(models.bert(len(words), **size, segments=False))
-    searcher.set_weights([3 * w if w.ndim > 1 else w for w in searcher.get_weights()])
-    export_tflite(
-        searcher, tmp_path / "small.tflite", source_length=[4, 8], tokenizer=tokenizer, verify=False
-    )
-    texts = ["the dog runs fast", "a cat sleeps", "the bank", "the cat runs on a dog", "fast"]
-    query = "a dog sleeps on the bank"
-    file = runtime.load(tmp_path / "small.tflite")
-    scores = file.embed(texts) @ file.embed(query)
-    ranked = sorted(zip(texts, scores.tolist(), strict=True), key=lambda x: -x[1])
-    assert min(a[1] - b[1] for a, b in itertools.pairwise(ranked)) > 0.01
-    expected = tmp_path / "expected.json"
-    expected.write_text(json.dumps({"model": "small", "query": query, "ranked": ranked}))
-    run_in_browser("test:search", tmp_path, expected)
-
-
 def test_the_chat_page_and_sessions_answer_as_python_does(tmp_path):
     """Also a screenshot, chat.png, in the test's folder."""
     from small_tokenizers import byte_pairs
     from small_writers import END, ids, story
 
     from keras_tfm.export import export_tflite
+    from keras_tfm.web import write_page
 
     template = runtime.ChatTemplate("User: ", "\nModel: ", "\nUser: ")
     shared = {"tokenizer": byte_pairs(), "chat_template": template, "verify": False}
@@ -114,7 +83,8 @@ def test_the_chat_page_and_sessions_answer_as_python_does(tmp_path):
     for message in messages:
         session.append(template.turn(message) if said else template.prompt(message))
         said.append(session.generate(30).text)
-    chat = {"model": "chunks", "messages": messages, "answers": said, "longest": 30}
+    write_page(tmp_path / "chunks.tflite", tmp_path / "page", packages=WEB / "node_modules")
+    chat = {"messages": messages, "answers": said, "longest": 30}
     expected = tmp_path / "expected.json"
     expected.write_text(json.dumps({"chat": chat, "files": answers, "sampling": _sampled()}))
     run_in_browser("test:chat", tmp_path, expected, SCREENSHOT=tmp_path / "chat.png")

@@ -1,4 +1,4 @@
-"""Captions in headless Chromium: model.js and pictures.html write Python's tokens."""
+"""Captions in headless Chromium: model.js and a page write Python's tokens."""
 
 import shutil
 
@@ -7,9 +7,10 @@ import pytest
 import small_answerer
 import small_captioners
 from small_captioners import KINDS, LENGTH, PICTURES, PROCESSOR, START, STEPPED, WHOLE
-from web_pages import need_browser, run_in_browser
+from web_pages import WEB, need_browser, run_in_browser
 
 from keras_tfm import runtime
+from keras_tfm.web import write_page
 
 Image = pytest.importorskip("PIL.Image")
 PROMPTS = ([START], [START, 5, 9])
@@ -49,6 +50,8 @@ def test_captions_are_those_of_python(tmp_path):
             texts = model.caption(PICTURES, prompt)
             answers.append({"prompt": prompt, "tokens": tokens.tokens.tolist(), "texts": texts})
         files[name] = {"stepped": loop == "stepped", "answers": answers}
+    page = (tmp_path / "prefix_stepped.tflite", tmp_path / "prefix_page")
+    write_page(*page, packages=WEB / "node_modules")
     expected = {"files": files, "pictures": names}
     run_in_browser("test:captions", tmp_path, expected, SCREENSHOTS=tmp_path)
     assert (tmp_path / "caption.png").stat().st_size > 10_000

@@ -4,6 +4,7 @@ Each page is served by Python's own http.server, asked, and asked again without 
 """
 
 import os
+import shutil
 import wave
 
 import keras
@@ -13,7 +14,7 @@ import small_captioners
 import small_clip
 import small_pictures
 from keras_weights import randomize
-from small_exports import small
+from small_exports import small, with_manifest
 from small_tokenizers import SOURCE_SIZE, WORDS, byte_pairs, words
 from small_writers import END, story
 from web_pages import WEB, need_browser, run_in_browser
@@ -163,15 +164,14 @@ def speech(folder):
     )
     moonshine = models.moonshine(len(WORDS), **small_sizes, max_length=9, end_id=7)
     ends = {"max_length": 9, "end_id": 7, "tokenizer": words(), "verify": False}
+    prompts = {"prompt_length": 3, "default_prompt": [1, 3]}
+    lengths = {"source_length": [8000, 16000], "start_id": 1, "end_id": None}
     for name, model, roles, options in (
-        ("whisper", whisper, ["generate"], {"prompt_length": 3, "default_prompt": [1, 3]}),
-        ("moonshine", moonshine, ["encode", "decode"], {"start_id": 1}),
+        ("whisper", randomize(whisper, 5), ["generate"], prompts),
+        ("moonshine", randomize(moonshine, 3), ["encode", "decode"], lengths),
     ):
-        if name == "moonshine":
-            # Without an end, so that there is a text.
-            options = {**options, "source_length": [8000, 16000], "end_id": None}
         file = folder / f"{name}.tflite"
-        export_tflite(randomize(model, 5), file, roles, **{**ends, **options})
+        export_tflite(model, file, roles, **{**ends, **options})
         loaded = runtime.load(file)
         asked = [{"recording": str(x), "answer": loaded.transcribe(x)} for x in recordings]
         assert any(x["answer"] for x in asked)
@@ -195,11 +195,31 @@ def pairs(folder):
     yield "pairs", file, [{"picture": str(path), "lines": lines, "ranked": ranked}]
 
 
+def hostile(folder):
+    """Pages whose file was replaced."""
+    chat = (folder / "chat/model.tflite").read_bytes()
+
+    def lie(manifest):
+        for signature in manifest["signatures"].values():
+            if signature["role"] == "decode":
+                signature["max_length"] = 10**9
+
+    for name, content in {
+        "no_model": b"<script>document.title = 'executed'</script>",
+        "damaged": chat[:-100] + bytes(100),
+        "lie": with_manifest(chat, lie),
+        "other": (folder / "classify/model.tflite").read_bytes(),
+    }.items():
+        shutil.copytree(folder / "chat", folder / name)
+        (folder / name / "model.tflite").write_bytes(content)
+
+
 def test_pages_answer_as_python_does_with_and_without_a_server(pages):
     """Also screenshots, as wide as a desk and as a phone, in the test's folder."""
     folder, cases = pages
     assert {x["form"] for x in cases.values()} == {
         *("chat", "write", "classify", "search", "pictures", "pairs", "speech")
     }
+    hostile(folder)
     screenshots = os.environ.get("SCREENSHOTS") or folder
     run_in_browser("test:app", folder, {"cases": cases}, SCREENSHOTS=screenshots)

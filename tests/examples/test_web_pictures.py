@@ -1,4 +1,4 @@
-"""Pictures in examples/web: resized in JavaScript as Pillow does, and the page pictures.html."""
+"""Pictures in JavaScript: resized as Pillow does, and pages for classes and objects."""
 
 import base64
 import json
@@ -196,11 +196,16 @@ def test_the_page_sees_what_python_sees(tmp_path):
     from small_pictures import OBJECTS, classifier, detector, export_pictures
 
     from keras_tfm.export import export_tflite
+    from keras_tfm.web import write_page
 
     need_browser()
     export_pictures(classifier(), tmp_path / "classes.tflite", resize=40, resample="bicubic")
     export_pictures(detector(), tmp_path / "objects.tflite", OBJECTS, resize="fit")
     export_tflite(classifier(), tmp_path / "plain.tflite", verify=False)
+    for name, source in (("classes", "classes"), ("objects", "objects"), ("none", "classes")):
+        page = (tmp_path / f"{source}.tflite", tmp_path / f"{name}_page")
+        write_page(*page, packages=WEB / "node_modules")
+    (tmp_path / "none_page/model.tflite").unlink()
     kinds = save_pictures(tmp_path)
     classes = runtime.load(tmp_path / "classes.tflite")
     objects = runtime.load(tmp_path / "objects.tflite")

@@ -160,3 +160,41 @@ for (const [name, { form, asked }] of Object.entries(cases)) {
     }
   });
 }
+
+const BAD = {
+  no_model: /^This is not a \.tflite file\.$/,
+  damaged: /^The file is damaged/,
+  lie: /^The file's manifest does not describe it: max_length: 1000000000\.$/,
+  other: /is not a file for this form: it was replaced\.$/,
+};
+
+/** The one line that a page shows. */
+async function problem(folder, prepare = () => {}) {
+  const server = await serve(join(MODELS, folder));
+  const context = await browser.newContext();
+  try {
+    await context.addInitScript(prepare);
+    const page = await context.newPage();
+    page.setDefaultTimeout(60000);
+    await page.goto(server.origin);
+    await page.locator("#problem:not(:empty)").waitFor();
+    assert.equal(await page.locator("#loading").isVisible(), false);
+    assert.notEqual(await page.title(), "executed");
+    return await page.locator("#problem").textContent();
+  } finally {
+    server.stop();
+    await context.close();
+  }
+}
+
+for (const [name, words] of Object.entries(BAD)) {
+  test(`${name}: one line says what is wrong`, async () => {
+    assert.match(await problem(name), words);
+  });
+}
+
+test("browsers without WebAssembly or its SIMD are told so", async () => {
+  const old = () => (WebAssembly.validate = () => false);
+  assert.match(await problem("chat", old), /no WebAssembly SIMD, which LiteRT\.js needs/);
+  assert.match(await problem("chat", () => delete globalThis.WebAssembly), /has no WebAssembly,/);
+});

@@ -1,5 +1,5 @@
 /**
- * Captions of pictures in model.js, and pictures.html, in headless Chromium: the tokens are Python's.
+ * Captions of pictures in model.js, and in a page, in headless Chromium: the tokens are Python's.
  *
  *     MODELS=FOLDER EXPECTED=EXPECTED.json npm run test:captions
  *
@@ -22,17 +22,17 @@ let page;
 
 before(async () => {
   browser = await start(MODELS, requests);
-  page = await browser.open("/pictures.html?model=prefix_stepped");
+  page = await browser.open("/models/prefix_page/");
   await page.evaluate(async () => {
     const { loadModel, sampler } = await import("/model.js");
     globalThis.sampler = sampler;
     const models = new Map();
     globalThis.opened = (name) => {
-      if (!models.has(name)) models.set(name, loadModel(`models/${name}.tflite`));
+      if (!models.has(name)) models.set(name, loadModel(`/models/${name}.tflite`));
       return models.get(name);
     };
     globalThis.blobOf = async (name) => {
-      const response = await fetch(`models/${name}`);
+      const response = await fetch(`/models/${name}`);
       return new Blob([await response.arrayBuffer()]);
     };
   });
@@ -124,8 +124,8 @@ test("what is no picture, and wrong prompts, are refused in words", async () => 
 test("the page shows the caption of a picture", async (t) => {
   const { answers } = files.prefix_stepped;
   for (const { prompt, texts } of answers) {
-    const asked = prompt ? `&prompt=${prompt}` : "";
-    const page = await browser.open(`/pictures.html?model=prefix_stepped${asked}`);
+    const asked = prompt ? `?prompt=${prompt}` : "";
+    const page = await browser.open(`/models/prefix_page/${asked}`);
     for (const [i, picture] of pictures.entries()) {
       if (!texts[i]) continue;
       await page.getByLabel("Picture", { exact: true }).setInputFiles(join(MODELS, picture));

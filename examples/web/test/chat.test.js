@@ -1,5 +1,5 @@
 /**
- * chat.html and sessions in headless Chromium, against what Python's sessions answer.
+ * A page with a chat, and sessions, in headless Chromium, against what Python's sessions answer.
  *
  *     MODELS=FOLDER EXPECTED=EXPECTED.json npm run test:chat
  *
@@ -24,8 +24,8 @@ before(async () => {
 });
 after(() => browser.close());
 
-async function opened(model) {
-  const page = await browser.open(`/chat.html?model=${model}`);
+async function opened() {
+  const page = await browser.open("/models/page/");
   await page.locator("#facts:not(:empty), #problem:not(:empty)").first().waitFor();
   await page.getByLabel("Temperature").fill("0");
   await page.getByLabel("Longest answer").fill(String(chat.longest));
@@ -42,7 +42,7 @@ const shown = (page) =>
   page.locator("#log li p").evaluateAll((items) => items.map((x) => x.textContent));
 
 test("the page answers as Python does, turn by turn", async (t) => {
-  const page = await opened(chat.model);
+  const page = await opened();
   for (const message of chat.messages) await sent(page, message);
   assert.equal(await page.locator("#problem").textContent(), "");
   const turns = chat.messages.flatMap((message, i) => [message, chat.answers[i]]);
@@ -50,7 +50,7 @@ test("the page answers as Python does, turn by turn", async (t) => {
   const notes = await page.locator("#log li:nth-child(even) small").allTextContents();
   for (const note of notes) assert.match(note, /^\d+ tokens, [\d.]+ per second/);
   t.diagnostic(notes.join("; "));
-  assert.match(await page.locator("#facts").textContent(), /MB, float32, written by keras_tfm/);
+  assert.match(await page.locator("#facts").textContent(), /kB, float32, written by keras_tfm/);
   if (SCREENSHOT) await page.screenshot({ path: SCREENSHOT, fullPage: true });
   await page.getByRole("button", { name: "New conversation" }).click();
   assert.deepEqual(await shown(page), []);
@@ -60,7 +60,7 @@ test("the page answers as Python does, turn by turn", async (t) => {
 });
 
 test("an answer is stopped, and the conversation goes on", async () => {
-  const page = await opened(chat.model);
+  const page = await opened();
   await page.getByLabel("Message").fill(chat.messages[0]);
   // Pressed as soon as there is a piece of the answer.
   await page.evaluate(() => {
@@ -84,22 +84,16 @@ test("an answer is stopped, and the conversation goes on", async () => {
 });
 
 test("a message that is too long is an error, and the conversation goes on", async () => {
-  const page = await opened(chat.model);
+  const page = await opened();
   await sent(page, "hello ".repeat(400));
   assert.match(await page.locator("#problem").textContent(), /too long/);
   await sent(page, chat.messages[0]);
   assert.deepEqual(await shown(page), [chat.messages[0], chat.answers[0]]);
 });
 
-test("a missing model is named", async () => {
-  const page = await browser.open("/chat.html?model=none");
-  await page.locator("#problem:not(:empty)").waitFor();
-  assert.match(await page.locator("#problem").textContent(), /none\.tflite/);
-});
-
 for (const [name, { parts, tokens, rewound, stopped }] of Object.entries(files)) {
   test(`${name}: a session has the tokens of Python's`, async () => {
-    const page = await browser.open("/chat.html?model=none");
+    const page = await browser.open("/");
     const found = await page.evaluate(
       async ([name, parts, count, stop]) => {
         const { loadModel, sampler } = await import("/model.js");
@@ -169,7 +163,7 @@ for (const [name, { parts, tokens, rewound, stopped }] of Object.entries(files))
 }
 
 test("sampling has the distribution of Python's", async () => {
-  const page = await browser.open("/chat.html?model=none");
+  const page = await browser.open("/");
   const found = await page.evaluate(async (sampling) => {
     const { probabilities, sampler } = await import("/model.js");
     const computed = sampling.map(({ options, logits, tokens }) =>

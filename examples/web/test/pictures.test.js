@@ -1,5 +1,5 @@
 /**
- * pictures.html, and pictures in model.js, in headless Chromium: pixels, classes and boxes are
+ * Pages of pictures, and pictures in model.js, in headless Chromium: pixels, classes and boxes are
  * Python's.
  *
  *     MODELS=FOLDER EXPECTED=EXPECTED.json npm run test:pictures
@@ -24,14 +24,14 @@ let page;
 
 before(async () => {
   browser = await start(MODELS, requests, FAKE);
-  page = await browser.open("/pictures.html?model=classes");
+  page = await browser.open("/models/classes_page/");
   await page.evaluate(() => {
     globalThis.opened = async (name) => {
       const { loadModel } = await import("/model.js");
-      return loadModel(`models/${name}.tflite`);
+      return loadModel(`/models/${name}.tflite`);
     };
     globalThis.blobOf = async (name) => {
-      const response = await fetch(`models/${name}`);
+      const response = await fetch(`/models/${name}`);
       return new Blob([await response.arrayBuffer()]);
     };
   });
@@ -186,7 +186,7 @@ async function screenshot(page, name) {
 }
 
 test("a classifier's page shows the most probable classes with bars", async (t) => {
-  const page = await browser.open("/pictures.html?model=classes");
+  const page = await browser.open("/models/classes_page/");
   await page.getByLabel("Picture", { exact: true }).setInputFiles(join(MODELS, "photograph.png"));
   const found = await seen(page);
   const wanted = expected.classes["photograph.png"];
@@ -203,7 +203,7 @@ test("a classifier's page shows the most probable classes with bars", async (t) 
 });
 
 test("a detector's page draws boxes where they are, by the threshold", async () => {
-  const page = await browser.open("/pictures.html?model=objects");
+  const page = await browser.open("/models/objects_page/");
   await page.getByLabel("Picture", { exact: true }).setInputFiles(join(MODELS, "photograph.png"));
   const { width, height, found: wanted } = expected.photograph;
   assert.deepEqual((await seen(page)).map(([label]) => label), wanted.map(([label]) => label));
@@ -229,11 +229,11 @@ test("a detector's page draws boxes where they are, by the threshold", async () 
 });
 
 test("a dropped picture, and a file that is none", async () => {
-  const page = await browser.open("/pictures.html?model=classes");
+  const page = await browser.open("/models/classes_page/");
   const dropped = (name, content) =>
     page.evaluate(
       async ([name, content]) => {
-        const bytes = content ?? (await (await fetch(`models/${name}`)).arrayBuffer());
+        const bytes = content ?? (await (await fetch(`/models/${name}`)).arrayBuffer());
         const transfer = new DataTransfer();
         transfer.items.add(new File([bytes], name, { type: "image/png" }));
         document.body.dispatchEvent(
@@ -253,7 +253,7 @@ test("a dropped picture, and a file that is none", async () => {
 });
 
 test("the camera is read until it is stopped", async () => {
-  const page = await browser.open("/pictures.html?model=objects");
+  const page = await browser.open("/models/objects_page/");
   await page.getByRole("button", { name: "Use the camera" }).click();
   await page.locator("#duration:not(:empty)").waitFor();
   const size = await page.locator("#video").evaluate((video) => [video.videoWidth, video.videoHeight]);
@@ -275,7 +275,7 @@ test("the camera is read until it is stopped", async () => {
 });
 
 test("the page fits a phone", async () => {
-  const page = await browser.open("/pictures.html?model=objects", {
+  const page = await browser.open("/models/objects_page/", {
     viewport: { width: 360, height: 740 },
     colorScheme: "dark",
   });
@@ -287,9 +287,9 @@ test("the page fits a phone", async () => {
 });
 
 test("missing models and files of texts are named; nothing leaves the origin", async () => {
-  const page = await browser.open("/pictures.html?model=none");
+  const page = await browser.open("/models/none_page/");
   await page.locator("#problem:not(:empty)").waitFor();
-  assert.match(await page.locator("#problem").textContent(), /none\.tflite/);
+  assert.match(await page.locator("#problem").textContent(), /no file model\.tflite/);
   assert.ok(requests.length > 10);
   assert.ok(requests.every((url) => url.startsWith(browser.origin) || url.startsWith("blob:")));
 });

@@ -5,7 +5,9 @@ import { bar, classesOf, hue } from "./bars.js";
 
 const TOP = 5; // classes that are shown
 const query = new URLSearchParams(location.search);
-const prompt = query.get("prompt")?.split(",").map(Number); // the first tokens of a caption
+// The first tokens of a caption, or a question with the picture in it, "What is <image>?".
+const asked = query.get("prompt") ?? undefined;
+const prompt = /^[\d,]+$/.test(asked ?? "") ? asked.split(",").map(Number) : asked;
 const CALLS = ["predictImages", "caption"];
 let turn = 0; // only the latest picture is answered
 let shown = null; // the picture in the view, for another threshold
