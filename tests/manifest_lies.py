@@ -38,7 +38,7 @@ MEGABYTES, SECONDS = 500, 2.0
 PATIENCE = 20.0
 ERRORS = (ValueError, TypeError, RuntimeError)
 # Kinds that model.js refuses, whatever their manifest says.
-NOT_ON_THE_WEB = ("embeddings", "int8_caches", "speech")
+NOT_ON_THE_WEB = ("embeddings", "int8_caches")
 
 NUMBERS = [
     *(0, 1, 2, 3, 7, 100, 1000, 10**6, 10**9, 2**31 - 1, 2**31, 2**32 + 1, 2**63, 2**64, 10**30),

@@ -160,7 +160,7 @@ def speech(folder):
         recordings.append(path)
     small_sizes = {"dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 24}
     whisper = models.whisper(
-        len(WORDS), **small_sizes, num_mels=8, max_source_length=50, max_length=9, pad_id=0
+        len(WORDS), **small_sizes, num_mels=8, max_source_length=500, max_length=9, pad_id=0
     )
     moonshine = models.moonshine(len(WORDS), **small_sizes, max_length=9, end_id=7)
     ends = {"max_length": 9, "end_id": 7, "tokenizer": words(), "verify": False}

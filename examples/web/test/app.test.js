@@ -25,6 +25,7 @@ before(async () => {
   const executablePath =
     process.env.CHROMIUM || execFileSync("which", ["chromium"], { encoding: "utf8" }).trim();
   const args = process.getuid?.() === 0 ? ["--no-sandbox"] : [];
+  args.push("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream");
   browser = await chromium.launch({ executablePath, args });
 });
 after(() => browser.close());
@@ -160,6 +161,29 @@ for (const [name, { form, asked }] of Object.entries(cases)) {
     }
   });
 }
+
+test("the microphone is heard until it is stopped", async () => {
+  const server = await serve(join(MODELS, "whisper"));
+  const context = await browser.newContext();
+  try {
+    const page = await context.newPage();
+    page.setDefaultTimeout(60000);
+    await page.goto(server.origin);
+    await page.getByRole("button", { name: "Use the microphone" }).click();
+    const button = page.getByRole("button", { name: "Stop and read", pressed: true });
+    await button.waitFor();
+    await page.waitForTimeout(700);
+    await button.click();
+    await page.locator("#duration:not(:empty), #problem:not(:empty)").waitFor();
+    assert.equal(await page.locator("#problem").textContent(), "");
+    await page.getByLabel("Recording").setInputFiles(join(MODELS, "0.png"));
+    await page.locator("#problem:not(:empty)").waitFor();
+    assert.match(await page.locator("#problem").textContent(), /^0\.png is not a recording/);
+  } finally {
+    server.stop();
+    await context.close();
+  }
+});
 
 const BAD = {
   no_model: /^This is not a \.tflite file\.$/,

@@ -13,10 +13,11 @@ import { createInterface } from "node:readline";
 
 import { fileWith, loadBytes, manifestOf, sampler } from "./without_browser.js";
 
-const ERRORS = ["ModelError", "TextError", "PictureError", "RangeError"];
+const ERRORS = ["ModelError", "TextError", "PictureError", "AudioError", "RangeError"];
 const TEXTS = ["two three", "hello abc"];
 const files = {};
 const picture = new ImageData(51, 37);
+const recording = new Float32Array(900).fill(0.1);
 
 function read(path) {
   if (!files[path]) {
@@ -71,6 +72,10 @@ function* callsOf(model) {
     yield call("caption", picture, { prompt: [1], choose: sampler({ seed: 1 }) });
     yield call("embedImage", picture);
     yield async () => one.streamCaption && first(one.streamCaption(picture));
+    yield call("transcribe", recording);
+    yield call("transcribe", recording, { prompt: [1], choose: sampler({ seed: 1 }) });
+    yield call("predictAudio", recording);
+    yield async () => one.streamTranscript && first(one.streamTranscript(recording));
     yield call("drawCodes", "two", { candidates: 2 });
     yield call("drawCodes", "two", { guidance: 2 });
     yield call("paint", [new Int32Array(6)]);

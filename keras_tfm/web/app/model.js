@@ -511,7 +511,7 @@ export class Model {
   async #samples({ rate, length, shortest }, source) {
     const samples = await audio.samplesOf(source, rate, length);
     if (samples.length >= shortest) return samples;
-    const seconds = (count) => (count / rate).toFixed(2);
+    const seconds = (count) => (count / rate).toFixed(3);
     throw new audio.AudioError(
       `The recording is too short: it has ${seconds(samples.length)} seconds, and the model needs ` +
         `${seconds(shortest)}.`,

@@ -83,5 +83,5 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
 begin(...CALLS).then((model) => {
   if (!model) return;
   const seconds = (model.length / model.sampleRate).toFixed(0);
-  element("longest").textContent = `at most ${seconds} seconds; or drop one anywhere`;
+  element("longest").textContent = `at most ${seconds} s; or drop one anywhere`;
 });
