@@ -39,7 +39,7 @@ def form_of(manifest: Manifest) -> str:
         reads_both = any(x.is_pixels for x in inputs) and any(x.is_ids for x in inputs)
         if reads_both and all(x.images or x.tokenizers for x in manifest.models.values()):
             return "pairs"
-        raise _unsupported(manifest, f"of the models {list(manifest.models)}")
+        raise _no_form(manifest, f"of the models {list(manifest.models)}")
     form = _form_of_one(manifest)
     writes = bool([*_of(manifest, Generate), *_of(manifest, Decode)])
     if form == "pictures" and not manifest.images:
@@ -66,7 +66,7 @@ def _form_of_one(manifest: Manifest) -> str:
         detects = any({"logits", "boxes"} <= found.keys() for found in outputs)
         if loops or steps or detects or any(len(x) == 2 for x in shapes):
             return "pictures"
-        raise _unsupported(manifest, f"whose outputs have the shapes {shapes}")
+        raise _no_form(manifest, f"whose outputs have the shapes {shapes}")
     if steps and not encoders:
         return "chat" if manifest.chat_template else "write"
     if steps or any(x.prompt is None for x in loops):
@@ -77,20 +77,20 @@ def _form_of_one(manifest: Manifest) -> str:
             "signatures=['prefill', 'decode']"
         )
     if not any(x.is_ids for x in inputs):
-        raise _unsupported(manifest, f"with the signatures {list(manifest.signatures)}")
+        raise _no_form(manifest, f"with the signatures {list(manifest.signatures)}")
     head = manifest.model.head if manifest.model else None
     if head is not None and head.kind == "sentence_embedding":
         return "search"
     shapes = [x.shape for x in predictors[0].outputs.values()]
     if len(shapes) == 1 and len(shapes[0]) == 2:
         return "classify"
-    raise _unsupported(manifest, f"whose outputs have the shapes {shapes}")
+    raise _no_form(manifest, f"whose outputs have the shapes {shapes}")
 
 
 def _of(manifest: Manifest, role: type[AnySignature]) -> list[AnySignature]:
     return [*of_role(manifest.signatures, role).values()]
 
 
-def _unsupported(manifest: Manifest, detail: str) -> ValueError:
+def _no_form(manifest: Manifest, detail: str) -> ValueError:
     family = manifest.model.family if manifest.model else "a model"
     return ValueError(f"there is no form for {family}, {detail}: forms are {', '.join(FORMS)}")
