@@ -30,9 +30,11 @@ async function compare(isLatest) {
   }
   const milliseconds = performance.now() - start;
   if (texts.length === 1) found.sort((a, b) => b.scores[0] - a.scores[0]);
-  const scale = scaleOf(model);
+  const [scale = SCALE, bias] = ["scale", "bias"].map((name) => learned(model, name));
+  // Of a SigLIP, which has a bias, each text has a probability of its own.
+  const own = (scores) => scores.map((x) => 1 / (1 + Math.exp(-(scale * x + bias))));
   const rank = ({ file, scores }) => {
-    const shares = softmax(scores.map((x) => scale * x));
+    const shares = bias === undefined ? softmax(scores.map((x) => scale * x)) : own(scores);
     const lines = texts.map((label, i) => ({ label, probability: shares[i] }));
     lines.sort((a, b) => b.probability - a.probability);
     return figure(file, texts.length === 1 ? [score(scores[0])] : lines.map(bar));
@@ -58,10 +60,10 @@ function score(value) {
   return line;
 }
 
-/** The factor of the similarities, which the model has learned. */
-function scaleOf({ models = {} }) {
-  const scales = Object.values(models).map(({ manifest }) => manifest.model?.head?.arguments?.scale);
-  return scales.find((x) => typeof x === "number") ?? SCALE;
+/** The factor of the similarities, or what is added to them, if the model has learned it. */
+function learned({ models = {} }, name) {
+  const values = Object.values(models).map(({ manifest }) => manifest.model?.head?.arguments?.[name]);
+  return values.find((x) => typeof x === "number");
 }
 
 function unit(vector) {
