@@ -111,7 +111,7 @@ def test_another_file_is_another_version(packages, tmp_path):
     for file in (source, tmp_path / "other.tflite", source):
         page = web.write_page(file, tmp_path / "site", packages=packages, overwrite=True)
         worker = (page.folder / "service_worker.js").read_text()
-        versions.add(re.search(r'keras_tfm-"?\w*', worker.split("VERSION = ")[1])[0])
+        versions.add(re.search(r'VERSION = \["keras_tfm", "(\w{16})"', worker)[1])
     assert len(versions) == 2
 
 

@@ -1,6 +1,6 @@
 /** Keeps the files of the page, so that it works without a network after the first visit. */
 
-const VERSION = "keras_tfm-{{version}}-" + self.registration.scope;
+const VERSION = ["keras_tfm", "{{version}}", self.registration.scope].join("-");
 const FILES = ["{{files}}"];
 
 self.addEventListener("install", (event) => {
