@@ -73,7 +73,8 @@ PRIVATE = {
     "_apply_weight_decay",
     "_assert_input_compatibility", "_backend_update_step",
     "_call_context_args", "_call_has_mask_arg", "_call_has_training_arg",
-    "_compile_loss", "_compile_metrics", "_compute_loss", "_convert_to_tensor",
+    "_compile_loss", "_compile_metrics", "_compute_attention", "_compute_loss",
+    "_convert_to_tensor",
     "_deferred_initialize",
     "_distribute_strategy", "_distributed_dataset", "_enumerate_iterator", "_flat_losses",
     "_flatten_layers", "_functional", "_inbound_nodes", "_initial_epoch", "_initial_seed",
@@ -81,11 +82,12 @@ PRIVATE = {
     "_iterations", "_keras_history", "_keras_mask", "_layers", "_layer_checkpoint_dependencies",
     "_layout",
     "_loss_tracker", "_maybe_symbolic_build", "_metrics", "_nested_inputs", "_nested_outputs",
-    "_nodes", "_nodes_by_depth", "_non_trainable_variables", "_outbound_nodes", "_outputs_struct",
+    "_nodes", "_nodes_by_depth", "_non_trainable_variables", "_outbound_nodes", "_output_dense",
+    "_outputs_struct",
     "_inputs_struct", "_remat_mode", "_run_through_graph", "_seed_generators", "_symbolic_build",
-    "_post_build", "_standardize_inputs", "_tracker", "_trainable_variables", "_unpickle_model",
+    "_key_dense", "_post_build", "_query_dense", "_standardize_inputs", "_tracker", "_trainable_variables", "_unpickle_model",
     "_user_loss",
-    "_user_loss_weights",
+    "_user_loss_weights", "_value_dense",
 }  # fmt: skip
 
 FILES = structure.module_files()

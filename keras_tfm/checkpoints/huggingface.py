@@ -238,10 +238,10 @@ def open_huggingface(
         config.refuse("model_type", model_type, f"one of {list(FAMILIES)}")
     family = FAMILIES[model_type]
     if model_type not in names_of("images and texts"):
-        for name in ("vision_config", "audio_config"):  # of a model that reads more than this one
-            if config.fields.get(name) is not None:
+        for key in ("vision_config", "audio_config"):  # of a model that reads more than this one
+            if config.fields.get(key) is not None:
                 expected = f"null, as {model_type} is not a model of several modalities"
-                config.refuse(name, config.fields[name], expected)
+                config.refuse(key, config.fields[key], expected)
     config.rename(family.aliases)
     if not family.has_own_blocks:
         config.only(per_layer_config={})

@@ -114,7 +114,7 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
             make = gemma_of_pieces if is_gemma else llama_of_pieces
             return make(settings, SentencePieceModel(pieces, types, 2, b""))
         if kind == "gpt2":
-            return _byte_level(settings, file, tokens, types, WORDS[rule])
+            return _byte_level(settings, file, tokens, types, WORDS[str(rule)])
     raise ValueError(f"{path}: {_PREFIX}model must be one of ['gpt2', 'llama'], got {kind!r}")
 
 

@@ -75,9 +75,9 @@ class ZeroShotClassifier:
             raise ValueError(
                 f"a label must have at least one character, but label {empty[0]} has none"
             )
-        learned = _learned(file, "scale")
+        learned = _constant_of(file, "scale")
         self.scale = float((SCALE if learned is None else learned) if scale is None else scale)
-        self.bias = _learned(file, "bias")
+        self.bias = _constant_of(file, "bias")
         texts = [x.replace("{}", label) for x in templates for label in self.labels]
         vectors = _unit(embed_text(file, texts))
         vectors = vectors.reshape(len(templates), len(self.labels), -1)
@@ -118,7 +118,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
-def _learned(file: LoadedFile, name: str) -> float | None:
+def _constant_of(file: LoadedFile, name: str) -> float | None:
     """The learned scale or bias in a file, if it has one."""
     for one in [file, *file.models.values()]:
         head = head_of(one)
