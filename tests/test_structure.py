@@ -85,7 +85,8 @@ PRIVATE = {
     "_nodes", "_nodes_by_depth", "_non_trainable_variables", "_outbound_nodes", "_output_dense",
     "_outputs_struct",
     "_inputs_struct", "_remat_mode", "_run_through_graph", "_seed_generators", "_symbolic_build",
-    "_key_dense", "_post_build", "_query_dense", "_standardize_inputs", "_tracker", "_trainable_variables", "_unpickle_model",
+    "_key_dense", "_post_build", "_query_dense", "_standardize_inputs", "_tracker",
+    "_trainable_variables", "_unpickle_model",
     "_user_loss",
     "_user_loss_weights", "_value_dense",
 }  # fmt: skip
