@@ -51,7 +51,7 @@ def own_options():
             "logits_scaling": 2.5,
         },
         "cohere2": {"windows": [4, None]},
-        "olmo3": {"windows": [4, None], "local_rope_theta": 50.0},
+        "olmo3": {"windows": [4, None], "local_rope_theta": 500000.0},
         "smollm3": {"rotary": [True, False], "windows": [None, 4]},
         "t5": {"gated": True, "num_buckets": 8},
         "mt5": {"gated": True, "num_buckets": 8, "tie_output": False},

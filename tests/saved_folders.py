@@ -62,6 +62,7 @@ OPTIONS = {
     },
     "gpt_neox, one after the other": {"parallel": False, "attention_bias": False},
     "gpt_neox, whole heads, tied": {"rotary_dim": 6, "tie_output": True},
+    "olmo3, two wavelengths, version 5": {"local_rope_theta": 50.0},
     "cohere2, no windows, untied": {"windows": None, "tie_output": False},
     "t5, plain, untied": {"gated": False, "tie_output": False, "activation": "gelu"},
     "umt5, plain, tied": {"gated": False, "tie_output": True, "end_id": 5},
@@ -104,6 +105,11 @@ def scalings_of(model_type):
     return SCALINGS if scaling is not None and scaling.annotation is Any else {}
 
 
+def version_of(name, scaling):
+    """Version 4 of transformers knows no scaling of OLMo 2's positions but the linear one."""
+    return ", version 5" if name == "olmo2" and scaling != "linear" else ""
+
+
 CASES = {
     **{
         f"{name}, {architecture}": partial(small, name, architecture)
@@ -111,7 +117,9 @@ CASES = {
         for architecture in family.architectures
     },
     **{
-        f"{name}, {scaling}": partial(small, name, rope_scaling=SCALINGS[scaling])
+        f"{name}, {scaling}{version_of(name, scaling)}": partial(
+            small, name, rope_scaling=SCALINGS[scaling]
+        )
         for name in FAMILIES
         for scaling in scalings_of(name)
         # transformers reads `truncate` in no configuration by layer type.

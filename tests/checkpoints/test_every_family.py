@@ -26,7 +26,9 @@ FAST = {f"{name}, {architecture_of(name)}" for name in TYPES}
 @pytest.mark.parametrize(
     "case", [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in CASES]
 )
-@pytest.mark.filterwarnings("ignore:.*transformers before version 5 does not read is_causal")
+@pytest.mark.filterwarnings(
+    "ignore:.*transformers before version 5 (does not read is_causal|has one rope)"
+)
 def test_both_ways(case, tmp_path):
     """With noise on every weight; transformers must know every tensor."""
     from read_by_transformers import TOLERANCE, answer, error_of, read

@@ -1,5 +1,6 @@
 """Checkpoints of OLMo 2 and 3: tensor names, configuration and heads."""
 
+import warnings
 from functools import partial
 
 from keras_tfm import models
@@ -98,8 +99,19 @@ def _fields(model: models.Model, architecture: str, is_third: bool) -> Fields:
     }
     del fields["head_dim"]
     if not is_third:
-        return {**fields, **rope_fields(model)}
+        rope = rope_fields(model)
+        scaling = rope.get("rope_scaling", {})
+        if scaling.get("rope_type") == "linear":  # version 4 reads two fields of this name alone
+            rope["rope_scaling"] = {"type": "linear", "factor": scaling["factor"]}
+        return {**fields, **rope}
     window, each = window_of(model)
+    local = model.arguments["local_rope_theta"]
+    if window is not None and local not in (None, model.arguments["rope_theta"]):
+        warnings.warn(
+            f"{model.name}: transformers before version 5 has one rope_theta for all blocks of "
+            "OLMo 3, so it will read another model than this one",
+            stacklevel=2,
+        )
     return {
         "pad_token_id": None,
         **fields,
