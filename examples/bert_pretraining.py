@@ -14,6 +14,10 @@ Minutes: 19 on 2 CPU cores of a shared machine, and 16 for text_classification.p
 held-out pages: accuracy 15.7 % and loss 5.47 on masked pieces (5.9 % and 6.66 with unigram
 frequencies), and accuracy 93.8 % for the next sentence. Such a short training teaches words and
 topics, but hardly word order; text_classification.py shows what this is good for.
+
+`--model modernbert` reads the same rows with the same masks, without segments and next sentence. It
+was not trained for 20 epochs yet. With KERAS_BACKEND=jax no TensorFlow is needed, nor a network, if
+the folder has the corpus.npz of another run.
 """
 
 import argparse

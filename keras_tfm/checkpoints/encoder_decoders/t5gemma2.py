@@ -175,4 +175,5 @@ T5GEMMA2 = Family(
     ),
     base="T5Gemma2Model",
     unused=_unused_tensors,
+    aliases={"image_token_id": "image_token_index", "eoi_token_id": "eoi_token_index"},
 )
