@@ -22,9 +22,10 @@ transformers = pytest.importorskip("transformers")
 # They name the class that is compared, and its precision and container of outputs.
 LEFT_OUT = {"architectures", "model_type", "dtype", "torch_dtype", "return_dict"}
 # Our own fields, sizes of inputs, which transformers does not read.
-# DINOv2 takes images of any size.
+# DINOv2 takes images of any size, and SigLIP those that have as many patches.
 OWN = {
     "depth_anything": {"image_size"}, "detr": {"image_size"}, "lxmert": {"num_regions"},
+    "siglip": {"image_size"}, "siglip_vision_model": {"image_size"},
 }  # fmt: skip
 MISSING = object()
 FULL, SLIDING = "full_attention", "sliding_attention"
