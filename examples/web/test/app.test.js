@@ -10,7 +10,8 @@
 import assert from "node:assert/strict";
 import { execFileSync, spawn } from "node:child_process";
 import { createRequire } from "node:module";
-import { readFileSync } from "node:fs";
+import { cpSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 
@@ -182,6 +183,35 @@ test("the microphone is heard until it is stopped", async () => {
   } finally {
     server.stop();
     await context.close();
+  }
+});
+
+test("a page that was written again is fetched again, and its earlier files are forgotten", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "page-"));
+  cpSync(join(MODELS, "classify"), folder, { recursive: true });
+  const server = await serve(folder);
+  const context = await browser.newContext();
+  try {
+    const page = await context.newPage();
+    page.setDefaultTimeout(60000);
+    await page.goto(server.origin);
+    await page.locator("#facts dd", { hasText: /^yes, this browser keeps/ }).waitFor();
+    assert.match(await page.locator("#facts dd").first().textContent(), /^classify\.tflite/);
+    cpSync(join(MODELS, "search"), folder, { recursive: true });
+    await page.reload(); // fetches the service worker
+    await page.evaluate(async () => {
+      for (let found = false; !found; await new Promise((resolve) => setTimeout(resolve, 50))) {
+        const names = await caches.keys();
+        found = names.length === 1 && (await (await caches.open(names[0])).match("search.js"));
+      }
+    });
+    await page.reload();
+    await page.locator("#facts dd", { hasText: /^search\.tflite/ }).waitFor();
+    assert.equal(await page.getByLabel("Query").count(), 1);
+  } finally {
+    server.stop();
+    await context.close();
+    rmSync(folder, { recursive: true });
   }
 });
 
