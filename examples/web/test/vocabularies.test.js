@@ -66,6 +66,16 @@ for (const [kind, model] of Object.entries(MODELS)) {
   });
 }
 
+test("a tokenizer of 100 MB is refused before it is parsed", async () => {
+  const manifest = manifestOf(bytes);
+  const [[, entry]] = Object.entries(manifest.tokenizers);
+  const file = fileWith(bytes, manifest, { [entry]: " ".repeat(1e8) });
+  await assert.rejects(loadBytes(file, manifest.signatures), {
+    name: "ModelError",
+    message: `The tokenizer ${entry} has 100 MB, and this page reads at most 64.`,
+  });
+});
+
 test("the probabilities of so many tokens add up to 1", () => {
   const chances = softmax(new Float32Array(SIZE).fill(3));
   assert.ok(Math.abs(chances.reduce((a, b) => a + b) - 1) < 1e-6);

@@ -44,6 +44,7 @@ const FORMAT = 2; // keras_tfm/runtime/manifest/manifest.py
 // The dtypes that LiteRT.js supports for inputs and outputs.
 const ARRAYS = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };
 const TOKENIZER_MODELS = ["WordLevel", "WordPiece", "BPE", "Unigram"];
+const LARGEST_TOKENIZER = 64e6; // bytes; Gemma's has 33 MB
 const SPLIT_BEHAVIORS = ["isolated", "removed"]; // the library turns others into "isolated"
 const SAVED_VERSION = 1; // of what `Session.save` returns
 const INCOMPLETE = "\ufffd"; // a decoder writes it for bytes that are not, or not yet, a character
@@ -2676,6 +2677,10 @@ function readTokenizer(key, manifest, metadata) {
   if (!content) throw new ModelError(`The file has no tokenizer for its ${key}.`);
   if (!name.endsWith(".json")) {
     throw new ModelError(`The tokenizer ${name} is not a tokenizer.json, which this page reads.`);
+  }
+  if (content.length > LARGEST_TOKENIZER) {
+    const [found, most] = [content.length, LARGEST_TOKENIZER].map((x) => Math.round(x / 1e6));
+    throw new ModelError(`The tokenizer ${name} has ${found} MB, and this page reads at most ${most}.`);
   }
   try {
     const json = JSON.parse(new TextDecoder().decode(content));
