@@ -76,7 +76,7 @@ OPTIONS = {
     "detr, frozen": {"frozen_batch_norm": True},
     "depth_anything, metric": {"metric": True, "max_depth": 20.0},
     "resnet, bottleneck": {"bottleneck": True},
-    "siglip_vision_model, without pooling": {
+    "siglip_vision_model, other options": {
         "pooling": False, "architecture": "SiglipVisionModel", "image_size": 13,
     },
 }  # fmt: skip

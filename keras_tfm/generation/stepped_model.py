@@ -19,7 +19,6 @@ from keras_tfm.keras_internals import (
     nodes_in_order,
     set_mask,
 )
-from keras_tfm.layers.embeddings.replace_placeholders import any_placeholders
 from keras_tfm.layers.types import Tensor
 from keras_tfm.models.checked_inputs import check_keys
 from keras_tfm.models.identity import Marker
@@ -189,8 +188,7 @@ class SteppedModel:
                 layer. Default: calls it; in a TensorFlow graph equal blocks share a trace.
         """
         values = self._step_values(encoded, tokens)
-        with any_placeholders():  # the scope, if any, has a part of a row
-            self._run(self.stepping, values, call or _sharing_call())
+        self._run(self.stepping, values, call or _sharing_call())
         if every:
             return [values[number] for call in self.stepping for number in call.makes]
         flat = [values[number] for number in self._outputs]

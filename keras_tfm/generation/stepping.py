@@ -14,6 +14,7 @@ from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.tokenizers.keras_hub import keras_hub_hint
 from keras_tfm.keras_internals import get_mask, set_mask
 from keras_tfm.layers import DecodingScope
+from keras_tfm.layers.embeddings.replace_placeholders import any_placeholders
 from keras_tfm.layers.types import Arguments, Tensor
 from keras_tfm.matmul_precision import full_precision, product_rounding
 from keras_tfm.models.without_storage import with_largest_weight
@@ -72,7 +73,7 @@ def check_stepping(
     inputs = _random_inputs(model, stepped.target, length)
     if any("float16" in str(layer.compute_dtype) for layer in model.layers):  # and bfloat16
         tolerance = max(tolerance, 5e-2)
-    with full_precision(), with_largest_weight(model):
+    with full_precision(), with_largest_weight(model), any_placeholders():
         if _agree(stepped, inputs, length, tolerance):
             checked.add(key)
             return
