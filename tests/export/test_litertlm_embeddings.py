@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 from small_tokenizers import byte_pairs, word_pieces
-from tokenizers import processors
+from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers import models as tokenizer_models
 
 from keras_tfm import cli, export, models
 from keras_tfm.generation import embed
@@ -30,15 +31,39 @@ def framed(tokenizer, start=None, end=None):
     return tokenizer
 
 
-def bert(segments=True):
-    """Padding is id 0."""
-    tokenizer = framed(word_pieces(), "[CLS]", "[SEP]")
+def bert_encoder(tokenizer, segments=True):
     keras.utils.set_random_seed(0)
-    encoder = models.bert(
+    return models.bert(
         tokenizer.get_vocab_size(), dim=32, num_layers=2, num_heads=4, intermediate_dim=48,
         max_length=LENGTHS[-1], segments=segments,
     )  # fmt: skip
+
+
+def bert(segments=True):
+    """Padding is id 0."""
+    tokenizer = framed(word_pieces(), "[CLS]", "[SEP]")
+    return models.sentence_embedding(bert_encoder(tokenizer, segments)), tokenizer
+
+
+def roberta():
+    """Padding is id 1, and every text begins with id 0."""
+    tokenizer = framed(words(), "<s>", "</s>")
+    keras.utils.set_random_seed(0)
+    encoder = models.roberta(
+        tokenizer.get_vocab_size(), dim=32, num_layers=1, num_heads=4, intermediate_dim=48,
+        max_length=LENGTHS[-1],
+    )  # fmt: skip
     return models.sentence_embedding(encoder), tokenizer
+
+
+def words():
+    """Ids of words in the order of RoBERTa's special tokens."""
+    known = ["<s>", "<pad>", "</s>", "<unk>", *" ".join([*TEXTS, "query: "]).split()]
+    ids = {token: number for number, token in enumerate(dict.fromkeys(known))}
+    tokenizer = Tokenizer(tokenizer_models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(known[:4])
+    return tokenizer
 
 
 def decoder():
@@ -51,7 +76,7 @@ def decoder():
     return models.sentence_embedding(gpt, pooling="last"), tokenizer
 
 
-MODELS = {"bert": bert, "decoder": decoder}
+MODELS = {"bert": bert, "roberta": roberta, "decoder": decoder}
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -91,7 +116,7 @@ def vector(model, ids):
 def test_short_texts(made):
     model, tokenizer, path, _ = made
     texts = TEXTS
-    if tokenizer.token_to_id("</s>") is not None:
+    if tokenizer.token_to_id("<pad>") == 0:
         texts = [*texts, "hello <pad> world"]  # id 0 is a token within a text
         assert 0 in ids_of(tokenizer, texts[-1])
     expected = [vector(model, ids_of(tokenizer, text)) for text in texts]
@@ -100,7 +125,7 @@ def test_short_texts(made):
 
 def test_long_texts(made):
     model, tokenizer, path, _ = made
-    text = " ".join(TEXTS * 5)
+    text = " ".join(TEXTS * 8)
     ids = ids_of(tokenizer, text)
     longest = LENGTHS[-1]
     assert len(ids) > 2 * longest
@@ -175,6 +200,8 @@ def test_bad_input_is_refused_in_one_line(tmp_path, monkeypatch):
         single="[CLS] [CLS] $A", special_tokens=[("[CLS]", two.token_to_id("[CLS]"))]
     )
     refused("at most one token before a text and one behind it", model, two)
+    classifier = models.sequence_classifier(bert_encoder(tokenizer), 3)
+    refused(r"returns \(None, 3\): LiteRT-LM runs models that write", classifier, tokenizer)
     writer = models.llama(300, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
     refused(
         "source_length is for a model of embeddings", writer, byte_pairs(), max_length=32, end_id=2

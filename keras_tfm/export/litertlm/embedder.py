@@ -52,11 +52,13 @@ _STRATEGIES = ("TRUNCATE", "CHUNK_AND_AVERAGE")
 
 
 def is_embedder(model: keras.Model) -> bool:
-    """Whether a model takes one text as ids and returns one vector: its LiteRT-LM file embeds."""
+    """Whether a model takes one text as ids and returns one vector, not scores of classes."""
+    head = getattr(model, "head", None)
     inputs = interface_of(model).inputs.values()
     texts = [x for x in inputs if not x.follows_tokens]
     return (
-        len(texts) == 1
+        (head is None or head.kind == "sentence_embedding")
+        and len(texts) == 1
         and texts[0].takes_ids
         and len(model.outputs) == 1
         and len(model.outputs[0].shape) == 2

@@ -196,6 +196,12 @@ def export_litertlm(
     given, model = model, exportable(model)
     embeds = is_embedder(model)
     others = interface_of(model).names
+    shapes = [tuple(x.shape) for x in model.outputs]
+    if not embeds and len(shapes[0]) != 3:
+        raise ValueError(
+            f"{model.name} returns {', '.join(map(str, shapes))}: LiteRT-LM runs models that write "
+            "text, with logits (B, T, V), and models of embeddings (B, D); use export_tflite"
+        )
     if len(others) > 1 and not embeds:
         raise ValueError(
             f"{model.name} has the inputs {others}: LiteRT-LM runs decoder-only models and has no "
