@@ -123,6 +123,7 @@ OURS: dict[str, Callable] = {
     "`FeedForward`": lambda x: L.FeedForward(128)(x),
     "`FeedForward(gated=True)`": lambda x: L.FeedForward(128, activation="silu", gated=True)(x),
     "`Dropout`": lambda x: L.Dropout(0.1)(x),
+    "`AttentionPooling`": lambda x: L.AttentionPooling(HEADS, 32)(x),
     '`SequencePooling("mean")`': lambda x: L.SequencePooling()(x),
     '`SequencePooling("first")`': lambda x: L.SequencePooling("first")(x),
     '`SequencePooling("last")`': lambda x: L.SequencePooling("last")(x),

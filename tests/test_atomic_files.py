@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def write_session(path):
-    steps = SimpleNamespace(read_entries=dict, known={})
+    steps = SimpleNamespace(read_entries=dict, known={}, states={}, position=2)
     saved_session.write(path, "0" * 64, [1, 2], None, steps)
 
 

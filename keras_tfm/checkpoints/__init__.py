@@ -14,10 +14,12 @@ from keras_tfm.checkpoints.sentence_transformers import (
     save_sentence_transformer,
 )
 from keras_tfm.checkpoints.tokenizers.chat_templates import load_chat_template
+from keras_tfm.checkpoints.tokenizers.jinja_template import JinjaTemplate, load_jinja_template
 from keras_tfm.checkpoints.tokenizers.tokenizer_files import load_tokenizer
 from keras_tfm.checkpoints.trim import TrimmedVocabulary, trim_vocabulary
 
 __all__ = [
+    "JinjaTemplate",
     "KerasHubImport",
     "Preprocessing",
     "TrimmedVocabulary",
@@ -26,6 +28,7 @@ __all__ = [
     "load_chat_template",
     "load_huggingface",
     "load_image_processor",
+    "load_jinja_template",
     "load_sentence_transformer",
     "load_tokenizer",
     "save_huggingface",

@@ -93,9 +93,9 @@ def write_page(
     Args:
         file: path of a .tflite file with text, pictures or audio as its input.
         folder: path of the folder to write, which must not exist or be empty.
-        title: of the page; default: by the form, such as "Chat".
+        title: str, of the page; default: by the form, such as "Chat".
         packages: path of a `node_modules` folder with the packages, for machines without a network.
-        overwrite: replaces a folder that `write_page` wrote before.
+        overwrite: bool, whether to replace a folder that `write_page` wrote before.
 
     Returns:
         `Page`.

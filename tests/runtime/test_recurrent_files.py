@@ -170,6 +170,7 @@ def test_an_encoders_state_begins_the_decoder():
 
 
 def test_litert_lm_takes_no_states():
+    pytest.importorskip("litert_lm_builder")
     with pytest.raises(ValueError, match="LiteRT-LM runs models whose only state are keys"):
         export_litertlm(
             hybrid(), new_path().with_suffix(".litertlm"), words(), max_length=T, end_id=2

@@ -55,19 +55,7 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
     '<user>Hi\\n<assistant>'
     """
     folder = Path(folder)
-    if is_gguf(folder):
-        settings = gguf_settings(folder)
-    elif not folder.is_dir():
-        raise FileNotFoundError(f"no such folder: {folder}")
-    else:
-        file = folder / "tokenizer_config.json"
-        settings = read_json(file) if file.is_file() else {}
-    source = _source(folder, settings)
-    tokens = {
-        name: x["content"] if isinstance(x, dict) else x
-        for name, x in settings.items()
-        if name.endswith("_token") and isinstance(x, str | dict)
-    }
+    source, tokens = read_template(folder)
     render = _compile(folder, source, tokens)
     user, answer, last = (
         {"role": role, "content": content}
@@ -84,6 +72,23 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
         pass  # it raises an error at a system message, or puts its text elsewhere
     _check(folder, template, render)
     return _without_start(folder, template, tokens.get("bos_token"))
+
+
+def read_template(folder: Path) -> tuple[str, dict[str, str]]:
+    """The Jinja program of a folder or a GGUF file, and its special tokens by name."""
+    if is_gguf(folder):
+        settings = gguf_settings(folder)
+    elif not folder.is_dir():
+        raise FileNotFoundError(f"no such folder: {folder}")
+    else:
+        file = folder / "tokenizer_config.json"
+        settings = read_json(file) if file.is_file() else {}
+    tokens = {
+        name: x["content"] if isinstance(x, dict) else x
+        for name, x in settings.items()
+        if name.endswith("_token") and isinstance(x, str | dict)
+    }
+    return _source(folder, settings), tokens
 
 
 def _source(folder: Path, settings: Fields) -> str:

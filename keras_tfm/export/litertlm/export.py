@@ -7,6 +7,7 @@ from typing import TypedDict, Unpack
 
 import keras
 
+from keras_tfm.checkpoints.tokenizers.jinja_template import JinjaTemplate
 from keras_tfm.export import files
 from keras_tfm.export.checkpoints import accept_checkpoints
 from keras_tfm.export.graph.composites import mark_rms_norms
@@ -92,7 +93,7 @@ def export_litertlm(
     tokenizer: object = None,
     quantization: str = "float32",
     *,
-    chat_template: ChatTemplate | None = None,
+    chat_template: ChatTemplate | JinjaTemplate | None = None,
     verify: bool = True,
     overwrite: bool = False,
     **generation: Unpack[LiteRTLMArguments],
@@ -127,9 +128,11 @@ def export_litertlm(
             no special tokens but `start_id`.
         quantization: str, "float32", "float16", "int8" or "int4"; see `export_tflite`.
         chat_template: `ChatTemplate`, the text around the messages of a conversation;
-            `checkpoints.load_chat_template` reads one. A start token that it begins with is left
-            out, since the runtime adds it. `next` should begin with the text of an end token, which
-            the runtime keeps in the cache.
+            `checkpoints.load_chat_template` reads one. Or `checkpoints.JinjaTemplate`, a program of
+            `transformers` as it is, which also writes tools and their calls, thinking and further
+            roles; of a folder whose template takes tools this is the default. A start token that it
+            begins with is left out, since the runtime adds it. `next` should begin with the text of
+            an end token, which the runtime keeps in the cache.
         verify: bool, whether to verify the file before it is kept. It needs `litert-lm-api`.
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
         generation: lengths, special tokens and sampling, documented in `LiteRTLMArguments`:
@@ -209,8 +212,11 @@ def export_litertlm(
         )
     if tokenizer is None:
         raise ValueError("a .litertlm file needs a tokenizer, got None")
-    if chat_template is not None and not isinstance(chat_template, ChatTemplate):
-        raise TypeError(f"chat_template must be a runtime.ChatTemplate, got {chat_template!r}")
+    if chat_template is not None and not isinstance(chat_template, ChatTemplate | JinjaTemplate):
+        raise TypeError(
+            "chat_template must be a runtime.ChatTemplate or a checkpoints.JinjaTemplate, got "
+            f"{chat_template!r}"
+        )
     if quantization == "int8_full":
         raise ValueError(
             "quantization must be float32, float16, int8 or int4 for a .litertlm file, "

@@ -29,6 +29,9 @@ from keras_tfm.runtime.tokenizers.chat_template import (
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
 from keras_tfm.version import __version__
 
+# A text that no template has, in the place of a message.
+_PLACE = "\ue000message\ue001"
+
 
 class Sampler(NamedTuple):
     """LiteRT-LM's sampler: the default of sessions that set none."""
@@ -43,22 +46,36 @@ class Chat(NamedTuple):
     """A conversation as LiteRT-LM writes it.
 
     Attributes:
-        template: `ChatTemplate` without the start token, which the runtime adds by itself.
-        end: str, the prefix of `template.next` that the model generates: its end token.
+        template: `ChatTemplate` or `checkpoints.JinjaTemplate`.
+        program: str, the Jinja program of the file.
+        start: str, the start token, which the runtime adds by itself.
+        user: tuple of str, the texts before and after a message of the user in a session.
     """
 
-    template: ChatTemplate
-    end: str
+    template: Any
+    program: str
+    start: str
+    user: tuple[str, str]
+
+    def prompt(self, messages: Sequence[Any], **others: Any) -> str:
+        """The text of a conversation, without the start token."""
+        text: str = self.template.prompt(messages, **others)
+        return text.removeprefix(self.start)
 
 
 def chat_of(
-    template: ChatTemplate, tokenizer: Tokenizer, start_id: int | None, end_ids: Sequence[int]
+    template: Any, tokenizer: Tokenizer, start_id: int | None, end_ids: Sequence[int]
 ) -> Chat:
     """The conversation of a chat template.
 
     Raises:
-        ValueError: a text of the template has a variable of Jinja.
+        ValueError: a text of a `ChatTemplate` has a variable of Jinja, or a program cannot write
+            the message of a user.
     """
+    start = "" if start_id is None else tokenizer.token(start_id)
+    ends = [tokenizer.token(one) for one in end_ids]
+    if not isinstance(template, ChatTemplate):
+        return _chat_of_program(template, start, ends)
     texts = {**template._asdict(), "system": "".join(template.system or ())}
     for name, text in texts.items():
         found = re.search(r"{{.*?}}|{%.*?%}", text, re.DOTALL)
@@ -67,13 +84,76 @@ def chat_of(
                 f"chat_template.{name} has the variable {found[0]}, but a ChatTemplate holds the "
                 "texts around messages: checkpoints.load_chat_template makes them of a Jinja file"
             )
-    start = "" if start_id is None else tokenizer.token(start_id)
     system = template.system
     if system is not None:
         system = (system[0].removeprefix(start), system[1])
     template = template._replace(first=template.first.removeprefix(start), system=system)
-    ends = [tokenizer.token(one) for one in end_ids]
-    return Chat(template, next((x for x in ends if x and template.next.startswith(x)), ""))
+    end = next((x for x in ends if x and template.next.startswith(x)), "")
+    return Chat(template, jinja(template, end), start, (template.first, template.answer))
+
+
+# LiteRT-LM gives a program each content as a list of parts, also a plain text; programs of
+# transformers expect texts.
+_TEXTS = """\
+{%- set all = namespace(messages=[]) -%}
+{%- for m in messages -%}
+{%- set one = namespace(text='') -%}
+{%- if m.content is string -%}
+{%- set one.text = m.content -%}
+{%- elif m.content is defined and m.content is not none -%}
+{%- for part in m.content -%}
+{%- if part.type == 'text' -%}
+{%- set one.text = one.text + part.text -%}
+{%- elif part.type == 'tool_response' and part.response is string -%}
+{%- set one.text = one.text + part.response -%}
+{%- elif part.type == 'tool_response' -%}
+{%- set one.text = one.text + part.response|tojson -%}
+{%- else -%}
+REFUSAL
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- set all.messages = all.messages + [dict(m, content=one.text)] -%}
+{%- endfor -%}
+{%- set messages = all.messages -%}
+"""
+
+
+def _chat_of_program(template: Any, start: str, ends: Sequence[str]) -> Chat:
+    """The conversation of a `JinjaTemplate`.
+
+    What such a program writes behind the end token of an answer, such as a line break, is left to
+    the next message: the runtime has read the tokens that the model generated, and reads only what
+    the text of the conversation has more.
+    """
+    user, answer = ({"role": role, "content": _PLACE} for role in ("user", "assistant"))
+    before, found, after = template.prompt([user]).removeprefix(start).partition(_PLACE)
+    if not found or _PLACE in after:
+        raise ValueError("the chat template cannot be used: it changes or omits a user's message")
+    spoken = [{**user, "content": "a"}, answer]
+    rest = template.prompt(spoken, add_generation_prompt=False).rpartition(_PLACE)[2]
+    rest = next((rest.removeprefix(x) for x in ends if x and rest.startswith(x)), "")
+    names = [name for name in template.tokens if name in template.source]
+    tokens = "".join(f"{{%- set {x} = {json.dumps(template.tokens[x])} -%}}" for x in names)
+    program = (
+        _TEXTS.replace("REFUSAL", _refusal(CONTENT, "'a part of the type ' ~ part.type"))
+        + tokens
+        + "{%- set text -%}"
+        + template.source
+        + "{%- endset -%}"
+    )
+    if start:
+        program += (
+            f"{{%- if text[:{len(start)}] == {json.dumps(start)} -%}}"
+            f"{{%- set text = text[{len(start)}:] -%}}{{%- endif -%}}"
+        )
+    if rest:
+        program += (
+            "{%- if messages and messages[messages|length - 1].role == 'assistant'"
+            " and not add_generation_prompt -%}"
+            f"{{%- set text = text[:text|length - {len(rest)}] -%}}{{%- endif -%}}"
+        )
+    return Chat(template, program + "{{ text }}", start, (before, after))
 
 
 def jinja(template: ChatTemplate, end: str) -> str:
@@ -220,7 +300,9 @@ def write_package(
     messages = import_builder("runtime.proto.llm_metadata_pb2")
     parameters = import_builder("runtime.proto.sampler_params_pb2").SamplerParameters
     metadata = messages.LlmMetadata(
-        max_num_tokens=max_length, supports_thinking=False, supports_function_calling=False
+        max_num_tokens=max_length,
+        supports_thinking=getattr(chat and chat.template, "thinks", False),
+        supports_function_calling=getattr(chat and chat.template, "takes_tools", False),
     )
     metadata.llm_model_type.generic_model.SetInParent()
     if start_id is not None:
@@ -235,9 +317,8 @@ def write_package(
         metadata.sampler_params.seed = sampler.seed
     if chat is not None:
         # Conversations are written by Jinja, single prompts of sessions by prefix and suffix.
-        metadata.jinja_prompt_template = jinja(*chat)
-        metadata.prompt_templates.user.prefix = chat.template.first
-        metadata.prompt_templates.user.suffix = chat.template.answer
+        metadata.jinja_prompt_template = chat.program
+        metadata.prompt_templates.user.prefix, metadata.prompt_templates.user.suffix = chat.user
     _write(
         path,
         tokenizer,

@@ -24,6 +24,7 @@ from keras_tfm.matmul_precision import full_precision
 from keras_tfm.runtime.inspection.subprocesses import run_module
 from keras_tfm.runtime.manifest.records import Json
 from keras_tfm.runtime.model import Model, load
+from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -122,9 +123,9 @@ def verify_litertlm(
                 f"LiteRT-LM continues a prompt of {len(x.ids)} tokens with "
                 f"{answer['text'][:40]!r}, expected {answer['expected'][-1][:40]!r}"
             )
-    for messages, text in zip(conversations, found["conversations"], strict=True):
+    for conversation, text in zip(conversations, found["conversations"], strict=True):
         assert chat is not None
-        wanted = chat.template.prompt(messages)
+        wanted = chat.prompt(**conversation)
         if text != wanted:
             failures.append(f"LiteRT-LM writes a conversation as {text!r}, expected {wanted!r}")
     verification.checks.append(
@@ -248,13 +249,53 @@ def _against_model(
     return result
 
 
-def _conversations(chat: Chat) -> list[list[dict[str, str]]]:
-    """Conversations of one turn, of several, and with a system message if there may be one."""
-    messages = [
+# A tool, as LiteRT-LM describes a function of Python.
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "description": "a number"}},
+            "required": ["a"],
+        },
+    },
+}
+
+
+def _conversations(chat: Chat) -> list[Json]:
+    """Conversations of one turn, of several, with a system message and with tools, if there may be.
+
+    Each is what `Chat.prompt` takes: "messages", and for a program "tools" and other variables.
+    """
+    turns = [
         {"role": role, "content": f"message {number}"}
         for number, role in enumerate(["user", "assistant"] * 2 + ["user"])
     ]
-    result = [messages[:1], messages[:3], messages]
-    if chat.template.system is not None:
-        result.append([{"role": "system", "content": "be brief"}, *messages[:3]])
-    return result
+    system = {"role": "system", "content": "be brief"}
+    if isinstance(chat.template, ChatTemplate):
+        several = [turns[:1], turns[:3], turns]
+        if chat.template.system is not None:
+            several.append([system, *turns[:3]])
+        return [{"messages": messages} for messages in several]
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    called = [turns[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
+    answered = [*called, {"role": "tool", "name": "add", "content": "2"}]
+    several = [turns[:1], turns[:3], turns, [system, *turns[:3]]]
+    result: list[Json] = [{"messages": messages} for messages in several]
+    if chat.template.takes_tools:
+        with_tools = [*several[::3], answered, [*answered, turns[1], turns[2]]]
+        result += [{"messages": messages, "tools": [_TOOL]} for messages in with_tools]
+    if "enable_thinking" in chat.template.source:
+        result.append({"messages": turns[:1], "enable_thinking": False})
+    return [x for x in result if _is_written(chat, x)]
+
+
+def _is_written(chat: Chat, conversation: Json) -> bool:
+    """Whether the program takes a conversation, and does not refuse its roles, say."""
+    try:
+        chat.prompt(**conversation)
+    except ValueError:
+        return False
+    return True

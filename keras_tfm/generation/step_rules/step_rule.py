@@ -48,8 +48,8 @@ class StepRule:
         """The state before the first token.
 
         Args:
-            layer: the layer.
-            x: (B, T, ...), the layer's input in this step, for its sizes and dtype.
+            layer: `keras.layers.Layer`.
+            x: tensor (B, T, ...), the layer's input in this step, for its sizes and dtype.
             rows: int or () int32, the number of rows of the state, which may be more than B.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define begin(layer, x, rows)")
@@ -67,11 +67,11 @@ class StepRule:
         """The outputs (R, N, ...) for N tokens of each row, and the state after them.
 
         Args:
-            layer: the layer.
-            x: (R, N, ...).
-            state: the state before the tokens.
-            mask: (R, N), boolean, True = token, False = padding, which leaves the state as it is;
-                None if all are tokens.
+            layer: `keras.layers.Layer`.
+            x: tensor (R, N, ...).
+            state: tensor or nested tensors, the state before the tokens.
+            mask: boolean tensor (R, N), True = token, False = padding, which leaves the state as it
+                is; None if all are tokens.
         """
 
         def token(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,8 +116,8 @@ def register_step(layer_class: type, rule: StepRule) -> None:
     that has one is replaced.
 
     Args:
-        layer_class: class of `keras.layers.Layer`. Keras's recurrent layers, causal convolutions
-            and causal attention have rules already; see docs/matrix.md.
+        layer_class: `keras.layers.Layer`, a class of layers. Keras's recurrent layers, causal
+            convolutions and causal attention have rules already; see docs/matrix.md.
         rule: `StepRule`.
 
     Raises:

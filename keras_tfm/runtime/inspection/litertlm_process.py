@@ -18,7 +18,8 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
         path: str, the .litertlm file.
         questions: dict. "prompts": list of dicts with the "text" of a prompt, the number of tokens
             to generate ("count"), and the "tokens" to expect. "conversations": list of lists of
-            messages, dicts with a "role" and a "content". Or, of a file of embeddings,
+            messages, dicts with a "role" and a "content", or of dicts of "messages", "tools" and
+            other variables of the chat template. Or, of a file of embeddings,
             "embeddings": list of dicts with a "text" and the "strategy" for one that is too long.
 
     Returns:
@@ -57,11 +58,30 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
                     "ms": 1e3 * seconds / max(1, len(tokens)),
                 }
             )
-        for messages in questions["conversations"]:
-            with engine.create_conversation(messages=messages[:-1]) as conversation:
+        for given in questions["conversations"]:
+            variables = {**given} if isinstance(given, dict) else {"messages": given}
+            messages, tools = variables.pop("messages"), variables.pop("tools", None)
+            with engine.create_conversation(
+                messages=messages[:-1],
+                tools=tools and [_tool(x) for x in tools],
+                extra_context=variables or None,
+            ) as conversation:
                 rendered = conversation.render_message_to_string(messages[-1])
             answers["conversations"].append(rendered)
     return answers
+
+
+def _tool(description: dict[str, Any]) -> Any:
+    import litert_lm
+
+    class Described(litert_lm.Tool):
+        def get_tool_description(self) -> dict[str, Any]:
+            return description
+
+        def execute(self, param: Any) -> str:
+            return ""
+
+    return Described()
 
 
 def _embed(path: str, questions: list[dict[str, str]]) -> list[dict[str, Any]]:
