@@ -128,7 +128,7 @@ def _text_arguments(config: Config, named: Named) -> Arguments:
     return {
         **_sizes_of_texts(config),
         **_tower_arguments(config),
-        "projection_dim": config.integer("projection_size", None),
+        "projection_dim": config.integer("projection_size", config.integer("hidden_size", 768)),
     }
 
 
