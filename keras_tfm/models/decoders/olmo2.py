@@ -16,10 +16,10 @@ def _olmo3(num_layers: int, **more: Any) -> Arguments:
     return {"num_layers": num_layers, "windows": windows, "max_length": 65536, **more}
 
 
-# OLMo 2: table 1 of arXiv:2501.00656. OLMo 3: config.json of Olmo-3-1025-7B and Olmo-3-1125-32B,
-# compared with ch05/13_olmo3 of the repository rasbt/LLMs-from-scratch. olmo2(100352,
-# **SIZES["1b"]). OLMo 3's blocks without a window have YaRNScaling(8.0, 8192) besides, and
-# local_rope_theta=500000.
+# OLMo 2: the configurations of its checkpoints (arXiv:2501.00656). OLMo 3: config.json of
+# Olmo-3-1025-7B and Olmo-3-1125-32B, compared with ch05/13_olmo3 of the repository
+# rasbt/LLMs-from-scratch. olmo2(100352, **SIZES["1b"]). OLMo 3's blocks without a window have
+# YaRNScaling(8.0, 8192) besides, and local_rope_theta=500000.
 SIZES: dict[str, Arguments] = {
     "1b": {"dim": 2048, "num_layers": 16, "num_heads": 16, "intermediate_dim": 8192},
     "7b": {"dim": 4096, "num_layers": 32, "num_heads": 32, "intermediate_dim": 11008},

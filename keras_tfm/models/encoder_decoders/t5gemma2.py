@@ -28,9 +28,9 @@ def _size(num_layers: int, window: int, **more: Any) -> Arguments:
     return {"num_layers": num_layers, "windows": windows, "decoder_windows": windows, **more}
 
 
-# Encoder and decoder have the sizes of the text models of Gemma 3 (arXiv:2503.19786, table 1, and
-# their configurations on the Hugging Face hub), from which they are initialized: section 2 of the
-# paper. t5gemma2(262144, **SIZES["270m-270m"]).
+# Encoder and decoder have the sizes of the text models of Gemma 3 (arXiv:2503.19786), from which
+# they are initialized; parameters as in `transformers`, less its vision tower.
+# t5gemma2(262144, **SIZES["270m-270m"]).
 SIZES: dict[str, Arguments] = {
     "270m-270m": _size(
         18, 512, dim=640, num_heads=4, num_key_value_heads=1, intermediate_dim=2048

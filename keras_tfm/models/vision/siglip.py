@@ -23,11 +23,9 @@ def _size(
     }  # fmt: skip
 
 
-# Widths: table 1 of "Scaling Vision Transformers" (2106.04560) for "base" and "large", and of
-# "Getting ViT in Shape" (2305.13035) for "so400m"; the texts of "giant" have an encoder of the
-# width of so400m. Names and sizes of images as in the released checkpoints; parameters as in
-# KerasHub's siglip_presets.py, less its ids of positions. Use:
-# siglip(**SIZES["siglip2-base-16"]).
+# "so400m" is the shape of "Getting ViT in Shape" (arXiv:2305.13035); the texts of "giant" have its
+# encoder. Names and sizes of images as in the released checkpoints; parameters as in KerasHub's
+# siglip_presets.py, less its ids of positions. Use: siglip(**SIZES["siglip2-base-16"]).
 _BASE = (768, 12, 12, 3072)
 _LARGE = (1024, 24, 16, 4096)
 _SO400M = (1152, 27, 16, 4304)
