@@ -99,9 +99,9 @@ class AttentionParts(NamedTuple):
 
     Attributes:
         query, key, value: projections (B, T, D) -> (B, T, H, K).
-        gate: the projection of the gate, or None.
+        gate: the projection of the gate; None: there is no gate.
         output: projection (B, T, H, K) -> (B, T, D).
-        window: int, the number of keys that a query sees, or None.
+        window: int, the number of keys that a query sees; None: all.
     """
 
     query: Any

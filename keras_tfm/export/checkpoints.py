@@ -26,7 +26,6 @@ from keras_tfm.generation import Greedy, processors
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub
 from keras_tfm.models.quantization.state import quantization_of
-from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 
 # Arguments of an export, of a builder, or fields of a configuration, by name.
 Arguments = dict[str, Any]
@@ -330,7 +329,7 @@ def _take_folder(
     _take_tokenizers(made, folder, texts, given, writes)
     has_tokenizer = "tokenizer" in given or "tokenizer" in made.arguments
     if writes and "chat_template" not in given and len(texts) == 1 and has_tokenizer:
-        _take_template(made, folder, is_litertlm)
+        _take_template(made, folder)
     if "images" not in given and not is_litertlm:
         _take_images(made, folder, model)
     if writes:
@@ -396,13 +395,10 @@ def _take_tokenizers(
     made.take("tokenizer", tokenizer if len(texts) == 1 and writes else value)
 
 
-def _take_template(made: Taken, folder: Path, is_litertlm: bool) -> None:
-    from keras_tfm.checkpoints import load_chat_template, load_jinja_template
+def _take_template(made: Taken, folder: Path) -> None:
+    from keras_tfm.checkpoints import load_chat_template
 
     try:
-        if is_litertlm and load_jinja_template(folder).takes_tools:
-            made.take("chat_template", load_jinja_template(folder))
-            return
         template = load_chat_template(folder)
     except FileNotFoundError:
         return
@@ -451,15 +447,8 @@ def _take_start(made: Taken, ids: Arguments) -> None:
         made.take("start_id", first[0])
     elif template is not None and type(start) is int and tokenizer.id_to_token(start):
         text = tokenizer.id_to_token(start)
-        if any(x.startswith(text) for x in _beginnings(template)):
+        if any(x.startswith(text) for x in (template.first, *(template.system or ())[:1])):
             made.take("start_id", start)
-
-
-def _beginnings(template: Any) -> list[str]:
-    """What the texts of conversations may begin with."""
-    if isinstance(template, ChatTemplate):
-        return [template.first, *(template.system or ())[:1]]
-    return [template.prompt([{"role": "user", "content": "a"}])]
 
 
 def _take_generation(

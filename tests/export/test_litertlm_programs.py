@@ -170,6 +170,17 @@ def test_a_program_that_the_runtime_writes_differently_is_not_kept(tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
+def test_a_program_that_the_runtime_cannot_run(tmp_path):
+    model = models.llama(300, dim=16, num_layers=1, num_heads=2, intermediate_dim=16)
+    template = JinjaTemplate("{{ {'a': 1} | tojson(indent=4) }}" + SOURCE, TEMPLATE.tokens)
+    with pytest.raises(export.VerificationError, match="LiteRT-LM's Jinja cannot run"):
+        export.export_litertlm(
+            model, tmp_path / "model.litertlm", byte_pairs(), max_length=64, start_id=1, end_id=2,
+            chat_template=template,
+        )  # fmt: skip
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder(tmp_path):
     (tmp_path / "chat_template.jinja").write_text(SOURCE, encoding="utf-8")
     tokens = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": "<pad>"}

@@ -130,9 +130,9 @@ def export_litertlm(
         chat_template: `ChatTemplate`, the text around the messages of a conversation;
             `checkpoints.load_chat_template` reads one. Or `checkpoints.JinjaTemplate`, a program of
             `transformers` as it is, which also writes tools and their calls, thinking and further
-            roles; of a folder whose template takes tools this is the default. A start token that it
-            begins with is left out, since the runtime adds it. `next` should begin with the text of
-            an end token, which the runtime keeps in the cache.
+            roles; LiteRT-LM's Jinja lacks some of Python's, such as `tojson(indent=)`. A start
+            token that it begins with is left out, since the runtime adds it. `next` should begin
+            with the text of an end token, which the runtime keeps in the cache.
         verify: bool, whether to verify the file before it is kept. It needs `litert-lm-api`.
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
         generation: lengths, special tokens and sampling, documented in `LiteRTLMArguments`:

@@ -126,7 +126,12 @@ def verify_litertlm(
     for conversation, text in zip(conversations, found["conversations"], strict=True):
         assert chat is not None
         wanted = chat.prompt(**conversation)
-        if text != wanted:
+        if not text and wanted:  # the runtime logs no reason
+            failures.append(
+                "LiteRT-LM's Jinja cannot run the chat template on a conversation that begins with "
+                f"{wanted[:40]!r}: checkpoints.load_chat_template makes strings of it"
+            )
+        elif text != wanted:
             failures.append(f"LiteRT-LM writes a conversation as {text!r}, expected {wanted!r}")
     verification.checks.append(
         _against_model(model, request, answers, decode, [x["ms"] for x in found["prompts"]])

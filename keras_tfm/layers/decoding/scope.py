@@ -540,7 +540,7 @@ class DecodingScope:
         )
 
     def _real_tokens(self, mask: Tensor | None, length: Size) -> Tensor | None:
-        """Which of the step's inputs are tokens: (B, T), or None if all are."""
+        """The mask of the step's tokens (B, T); None: no input is padding."""
         mask = real_tokens(mask, self.columns(length), self.padding)
         if self._count is None:
             return mask
