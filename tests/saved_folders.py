@@ -14,7 +14,7 @@ from compare import to_numpy
 from families import SMALL, TYPES, arguments_of, with_head
 from keras_weights import randomize
 
-from keras_tfm import layers
+from keras_tfm import layers, models
 from keras_tfm.checkpoints import save_huggingface
 from keras_tfm.checkpoints.huggingface import FAMILIES
 
@@ -83,9 +83,9 @@ OPTIONS = {
 
 
 def architecture_of(model_type):
-    """The class with the most heads and fields; of a decoder, the one that generates."""
+    """The class with the most heads and fields; of a model that generates, the one that does."""
     known = FAMILIES[model_type].architectures
-    if TYPES[model_type].kind == "decoder":
+    if TYPES[model_type].kind in ("decoder", "encoder-decoder"):
         return next(iter(known))
     return max(known, key=lambda name: len(known[name].prefixes))
 
@@ -110,7 +110,17 @@ def version_of(name, scaling):
     return ", version 5" if name == "olmo2" and scaling != "linear" else ""
 
 
+def encoder_classifier(model_type, head):
+    """A classifier on the encoder alone."""
+    model = models.encoder(small(model_type))
+    return getattr(models, head)(model, 4, labels=[f"class {i}" for i in range(4)])
+
+
 CASES = {
+    **{
+        f"t5gemma, {head}, encoder": partial(encoder_classifier, "t5gemma", head)
+        for head in ("sequence_classifier", "token_classifier")
+    },
     **{
         f"{name}, {architecture}": partial(small, name, architecture)
         for name, family in FAMILIES.items()
@@ -171,6 +181,8 @@ def to_theirs(model, inputs):
             result["input_features"] = x.transpose(0, 2, 1)
         else:
             result[names[name]] = x
+    if model.head is not None and model.head.kind == "multiple_choice":
+        result = {name: x[None] for name, x in result.items()}  # one question, a choice a row
     return {
         name: x.astype("int64" if x.dtype == "int32" else "float32") for name, x in result.items()
     }
@@ -212,6 +224,8 @@ def outputs_of(model, inputs):
     if "image_embeds" in arrays and "text_embeds" in arrays:
         logits = to_numpy(found["scale"]) * (arrays["image_embeds"] @ arrays["text_embeds"].T)
         arrays["logits_per_image"] = logits + to_numpy(found.get("bias", np.zeros(1)))
+    if kind == "multiple_choice":
+        arrays = {name: x.T for name, x in arrays.items()}
     if family in ("resnet", "dvae_encoder"):  # a grid, with channels last
         arrays = {name: x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for name, x in arrays.items()}
     return arrays

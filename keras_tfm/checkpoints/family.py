@@ -10,6 +10,7 @@ from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Entry, Row, entries
 from keras_tfm.models import Model
+from keras_tfm.models.encoder_decoders.shifted_source import has_decoder
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,21 @@ class Architecture:
         arguments: dict, the `model.head.arguments` that tell architectures with the same kind of
             head apart.
         prefixes: prefixes of the tensors that only models with this head have.
+        decoder: bool, whether an encoder-decoder with this head has its decoder. Default: either.
+        names_have_prefix: bool, whether the files of this class have `Names.prefix`.
     """
 
     make: Callable[[keras.Model, Config], keras.Model]
     kind: str | None = None
     arguments: Arguments = field(default_factory=dict)
     prefixes: tuple[str, ...] = ()
+    decoder: bool | None = None
+    names_have_prefix: bool = True
 
     def is_of(self, model: Model) -> bool:
         """Whether the model has this head."""
+        if self.decoder is not None and has_decoder(model) is not self.decoder:
+            return False
         head = model.head
         if head is None:
             return self.kind is None
@@ -94,6 +101,12 @@ class Family:
             if architecture.is_of(model):
                 return name
         kinds = list(dict.fromkeys(x.kind for x in self.architectures.values()))
+        if model.head is not None and model.head.kind in kinds:
+            raise ValueError(
+                f"{model.name}: a {self.model_type} checkpoint with the head {model.head.kind!r} "
+                f"must be one of {list(self.architectures)}, got a model "
+                f"{'with' if has_decoder(model) else 'without'} decoder and {model.head}"
+            )
         raise ValueError(
             f"{model.name}: the head of a {self.model_type} checkpoint must be one of {kinds}, "
             f"got {model.head}"

@@ -434,7 +434,8 @@ def save_huggingface(
     architecture = family.architecture_of(model)
     fields = family.fields(model, architecture)
     entries = family.entries(model)
-    prefix = "" if architecture == family.base else family.names.prefix
+    bare = architecture == family.base or not family.architectures[architecture].names_have_prefix
+    prefix = "" if bare else family.names.prefix
     fixed = family.constants(model) | family.unused(model)
     fixed = {prefix + name: value for name, value in fixed.items()}
     kinds = {name: TensorKind(value.dtype, value.shape) for name, value in fixed.items()}

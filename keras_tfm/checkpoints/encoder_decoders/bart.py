@@ -198,11 +198,13 @@ def _architectures(name: str, logits: str, heads: bool, buffers: bool) -> dict[s
             ),
             "sequence_classifier",
             prefixes=("classification_head.",),
+            decoder=True,
         )
         found[f"{name}ForQuestionAnswering"] = Architecture(
             lambda model, config: models.question_answering(model),
             "question_answering",
             prefixes=("qa_outputs.",),
+            decoder=True,
         )
     return found
 

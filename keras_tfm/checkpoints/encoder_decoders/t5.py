@@ -6,10 +6,11 @@ from functools import partial
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import ACTIVATIONS, Arguments, Config, Fields, activation_name
-from keras_tfm.checkpoints.encoders.bert import saved_pad_id
+from keras_tfm.checkpoints.encoders.bert import label_fields, saved_pad_id
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, rms_norm
+from keras_tfm.models.encoder_decoders.shifted_source import has_decoder
 
 # "gated-gelu" means the tanh approximation: it is older than the name "gelu_new".
 _GATES = {"gelu_new": "gelu", "gelu": "gelu_python"}
@@ -47,12 +48,17 @@ def _cross_attention() -> list[Row]:
 
 def _table(model: models.Model) -> tuple[Row, ...]:
     gated = model.arguments["gated"]
+    # Of texts, or of tokens.
+    classifier = "classification_head.out_proj" if has_decoder(model) else "classifier"
     return (
         Row("embedding/embeddings", ("shared.weight",)),
         *_stack("encoder", ("self_attention", "feed_forward"), gated),
         *_stack("decoder", ("self_attention", "cross_attention", "feed_forward"), gated),
         *_cross_attention(),
         *_dense("output", "lm_head", head=True),
+        *dense("pooler", "classification_head.dense", head=True),
+        *dense("classifier", classifier, head=True),
+        *dense("span", "qa_outputs", head=True),
     )
 
 
@@ -107,13 +113,48 @@ def _arguments(config: Config, named: Named, own: Arguments, defaults: Fields) -
 def _architectures(name: str) -> dict[str, Architecture]:
     return {
         f"{name}ForConditionalGeneration": Architecture(
-            lambda model, config: model, "language_model", prefixes=("decoder.",)
+            lambda model, config: model,
+            "language_model",
+            prefixes=("decoder.",),
+            names_have_prefix=False,
         ),
         f"{name}Model": Architecture(
-            lambda model, config: models.backbone(model), prefixes=("decoder.",)
+            lambda model, config: models.backbone(model),
+            prefixes=("decoder.",),
+            names_have_prefix=False,
         ),
-        f"{name}EncoderModel": Architecture(lambda model, config: models.encoder(model), "encoder"),
+        f"{name}EncoderModel": Architecture(
+            lambda model, config: models.encoder(model), "encoder", names_have_prefix=False
+        ),
+        f"{name}ForSequenceClassification": Architecture(
+            lambda model, config: models.sequence_classifier(
+                model, config.num_labels, _classifier_dropout(config), labels=config.labels
+            ),
+            "sequence_classifier",
+            {"pooling": "first"},
+            prefixes=("decoder.", "classification_head."),
+            decoder=True,
+        ),
+        f"{name}ForTokenClassification": Architecture(
+            lambda model, config: models.token_classifier(
+                model, config.num_labels, _classifier_dropout(config), labels=config.labels
+            ),
+            "token_classifier",
+            prefixes=("classifier.",),
+            decoder=False,
+        ),
+        f"{name}ForQuestionAnswering": Architecture(
+            lambda model, config: models.question_answering(model),
+            "question_answering",
+            prefixes=("decoder.", "qa_outputs."),
+            decoder=True,
+            names_have_prefix=False,
+        ),
     }
+
+
+def _classifier_dropout(config: Config) -> float:
+    return config.number("classifier_dropout", 0.0, 1)
 
 
 def _fields(model: models.Model, architecture: str) -> Fields:
@@ -155,6 +196,10 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         fields["num_decoder_layers"] = given["num_layers"] if layers is None else layers
     if logits:
         fields["scale_decoder_outputs"] = tied if scaled is None else scaled
+    if architecture.endswith("Classification"):
+        dropout = model.head.arguments["dropout"]
+        fields["classifier_dropout"] = given["dropout"] if dropout is None else dropout
+        fields |= label_fields(model)
     return fields
 
 
@@ -178,6 +223,7 @@ def _family(
         architectures=_architectures({"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}[model_type]),
         is_of=is_of,
         names=Names(
+            prefix="transformer.",  # of the classifiers
             aliases={
                 "encoder.embed_tokens.weight": "shared.weight",
                 "decoder.embed_tokens.weight": "shared.weight",

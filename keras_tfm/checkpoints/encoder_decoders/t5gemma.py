@@ -4,10 +4,12 @@ from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders.decoder_fields import FULL, SLIDING, Windows, read_windows
 from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
+from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 from keras_tfm.models.decoders.causal_decoder import each_window
+from keras_tfm.models.encoder_decoders.shifted_source import has_decoder
 
 # The fields of a stack that are sizes of their own in the other one, by the builder's argument.
 SIZES = {
@@ -17,6 +19,7 @@ SIZES = {
 }  # fmt: skip
 WINDOW = 4096
 OUTPUT = "lm_head.out_proj.weight"
+CLASSIFIER = dense("classifier", "score.out_proj", head=True)
 
 
 def stack_rows(model: models.Model, stack: str, sublayers: dict[str, str]) -> list[Row]:
@@ -56,6 +59,7 @@ def table(model: models.Model) -> tuple[Row, ...]:
         *stack_rows(model, "decoder", {**sublayers, "cross_attention": "cross_attn"}),
         *(row for name, x in names.items() for row in dense(f"{path}/{name}", f"{tensor}.{x}")),
         *dense("output", "lm_head.out_proj", bias=False, head=True),
+        *CLASSIFIER,
     )
 
 
@@ -227,6 +231,52 @@ def own_fields(model: models.Model) -> Fields:
     }
 
 
+def classifiers(name: str, decoder: str = "", whole: bool | None = None) -> dict[str, Architecture]:
+    """The classifiers of texts and of tokens.
+
+    Args:
+        name: str, how the classes of transformers begin.
+        decoder: str, the prefix of the decoder's tensors, without which a file is of an encoder.
+        whole: bool, whether the models always have a decoder. Default: not always.
+    """
+
+    def base(model: models.Model, config: Config) -> models.Model:
+        return model if whole or config.flag("is_encoder_decoder", True) else models.encoder(model)
+
+    def dropout(config: Config) -> float:
+        return config.number("classifier_dropout_rate", 0.0, 1)
+
+    prefixes = (decoder, "score.") if decoder else ("score.",)
+    return {
+        f"{name}ForSequenceClassification": Architecture(
+            lambda model, config: models.sequence_classifier(
+                base(model, config), config.num_labels, dropout(config), labels=config.labels
+            ),
+            "sequence_classifier",
+            {"pooling": "last"},
+            prefixes=prefixes,
+            decoder=whole,
+        ),
+        f"{name}ForTokenClassification": Architecture(
+            lambda model, config: models.token_classifier(
+                base(model, config), config.num_labels, dropout(config), labels=config.labels
+            ),
+            "token_classifier",
+            prefixes=prefixes,
+            decoder=whole,
+        ),
+    }
+
+
+def classifier_fields(model: models.Model, architecture: str) -> Fields:
+    """The fields of a classifier; none of another model."""
+    if not architecture.endswith("Classification"):
+        return {}
+    rate = model.head.arguments["dropout"]
+    rate = model.arguments["dropout"] if rate is None else rate
+    return {"classifier_dropout_rate": rate, **label_fields(model)}
+
+
 def _fields(model: models.Model, architecture: str) -> Fields:
     shared = {**shared_fields(model), "model_type": "t5_gemma_module", **rope_fields(model)}
     encoder = {**shared, **stack_fields(model, "", more=1)}
@@ -237,8 +287,9 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     return {
         "encoder": encoder,
         "decoder": decoder,
-        "is_encoder_decoder": not architecture.endswith("EncoderModel"),
+        "is_encoder_decoder": has_decoder(model),
         **own_fields(model),
+        **classifier_fields(model, architecture),
     }
 
 
@@ -256,6 +307,7 @@ T5GEMMA = Family(
             lambda model, config: models.backbone(model), prefixes=("decoder.",)
         ),
         "T5GemmaEncoderModel": Architecture(lambda model, config: models.encoder(model), "encoder"),
+        **classifiers("T5Gemma", decoder="decoder."),
     },
     names=Names(
         prefix="model.",

@@ -10,8 +10,11 @@ from keras_tfm.checkpoints.decoders.rope import (
     rope_fields_by_layer_type,
 )
 from keras_tfm.checkpoints.encoder_decoders.t5gemma import (
+    CLASSIFIER,
     OUTPUT,
     WINDOW,
+    classifier_fields,
+    classifiers,
     own_fields,
     read_cap,
     read_ids,
@@ -44,7 +47,7 @@ def table(model: models.Model) -> tuple[Row, ...]:
     for name in ("query", "key", "value"):  # of merged attention, which is not fused
         tensor = f"decoder.layers.{{i}}.self_attn.{name[0]}_proj"
         rows += dense(f"decoder_{{i}}/self_attention/{name}", tensor)
-    return tuple(rows)
+    return (*rows, *CLASSIFIER)
 
 
 def _unused_tensors(model: models.Model) -> dict[str, np.ndarray]:
@@ -144,6 +147,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "decoder": decoder,
         "is_encoder_decoder": True,
         **own_fields(model),
+        **classifier_fields(model, architecture),
     }
 
 
@@ -158,6 +162,7 @@ T5GEMMA2 = Family(
             lambda model, config: model, "language_model"
         ),
         "T5Gemma2Model": Architecture(lambda model, config: models.backbone(model)),
+        **classifiers("T5Gemma2", whole=True),
     },
     names=Names(
         prefix="model.",

@@ -84,18 +84,12 @@ def _layer_types(global_every: int, num_layers: int) -> list[str]:
     return [SLIDING if i % global_every else FULL for i in range(num_layers)]
 
 
-def _classifier(model: models.Model, config: Config) -> models.Model:
+def _pooling(config: Config) -> str:
     pooling = config.text("classifier_pooling", "cls")
     known = {name: ours for ours, name in _POOLING.items()}
     if pooling not in known:
         config.refuse("classifier_pooling", pooling, f"one of {list(known)}")
-    return models.sequence_classifier(
-        model,
-        config.num_labels,
-        _dropout(config),
-        labels=config.labels,
-        pooling=known[pooling],
-    )
+    return known[pooling]
 
 
 def _dropout(config: Config) -> float:
@@ -111,7 +105,15 @@ ARCHITECTURES = {
         ("head.", "decoder."),
     ),
     "ModernBertForSequenceClassification": Architecture(
-        _classifier, "sequence_classifier", prefixes=("head.", "classifier.")
+        lambda model, config: models.sequence_classifier(
+            model,
+            config.num_labels,
+            _dropout(config),
+            labels=config.labels,
+            pooling=_pooling(config),
+        ),
+        "sequence_classifier",
+        prefixes=("head.", "classifier."),
     ),
     "ModernBertForTokenClassification": Architecture(
         lambda model, config: models.token_classifier(
@@ -123,6 +125,13 @@ ARCHITECTURES = {
     "ModernBertForQuestionAnswering": Architecture(
         lambda model, config: models.question_answering(model),
         "question_answering",
+        prefixes=("head.", "classifier."),
+    ),
+    "ModernBertForMultipleChoice": Architecture(
+        lambda model, config: models.multiple_choice(
+            model, _dropout(config), pooling=_pooling(config)
+        ),
+        "multiple_choice",
         prefixes=("head.", "classifier."),
     ),
 }
@@ -158,9 +167,10 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "tie_word_embeddings": True,
     }
     if architecture.endswith("Classification"):
-        fields["classifier_dropout"] = model.head.arguments["dropout"] or 0.0
         fields |= label_fields(model)
-    if architecture.endswith("SequenceClassification"):
+    if architecture.endswith(("Classification", "MultipleChoice")):
+        fields["classifier_dropout"] = model.head.arguments["dropout"] or 0.0
+    if architecture.endswith(("SequenceClassification", "MultipleChoice")):
         pooling = model.head.arguments["pooling"]
         if pooling not in _POOLING:
             raise ValueError(

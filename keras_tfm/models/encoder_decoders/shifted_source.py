@@ -9,7 +9,7 @@ from keras_tfm.models import identity
 from keras_tfm.models.model import Model
 
 # The families whose classifiers read the source as target, too.
-SHIFTED = ("bart", "mbart", "pegasus", "marian", "m2m_100")
+SHIFTED = ("bart", "mbart", "pegasus", "marian", "m2m_100", "t5", "t5gemma", "t5gemma2")
 
 
 def with_shifted_source(model: keras.Model) -> keras.Model:
@@ -31,7 +31,8 @@ def with_shifted_source(model: keras.Model) -> keras.Model:
         last = ops.max(real * columns, axis=1, keepdims=True)
         first = ops.take_along_axis(source, last, axis=1)
     else:
-        first = ops.full_like(source[:, :1], arguments["start_id"])
+        start = arguments["start_id"]
+        first = ops.full_like(source[:, :1], arguments["pad_id"] if start is None else start)
     shifted = ops.concatenate([first, source[:, :-1]], axis=1)
     features = Model(model.input, x, name=model.name)
     return Model(source, features.call({"source": source, "target": shifted}), name=model.name)
@@ -43,7 +44,7 @@ def end_token_features(model: keras.Model, features: Tensor) -> Tensor | None:
     They have seen the whole text. Zeros for a row without an end token. None if the model does not
     read its source as target, see `with_shifted_source`.
     """
-    if identity.identity_of(model).family not in SHIFTED or isinstance(model.input, dict):
+    if not _reads_source_as_target(model):
         return None
     end_id = identity.identity_of(model).arguments["end_id"]
     if not isinstance(end_id, int):
@@ -52,3 +53,25 @@ def end_token_features(model: keras.Model, features: Tensor) -> Tensor | None:
     assert marker is not None
     pooling = SequencePooling("last", dtype=marker.dtype_policy, name="pooling")
     return pooling(features, mask=ops.equal(model.input, end_id))
+
+
+def shifted_mask(model: keras.Model) -> Tensor | None:
+    """The mask (B, T) of a target that is the source, shifted right: True for tokens.
+
+    The last of them has seen the whole text, unless no padding follows the text. None as in
+    `end_token_features`.
+    """
+    if not _reads_source_as_target(model):
+        return None
+    real = ops.not_equal(model.input, identity.identity_of(model).arguments["pad_id"])
+    return ops.concatenate([ops.ones_like(real[:, :1]), real[:, :-1]], axis=1)
+
+
+def has_decoder(model: keras.Model) -> bool:
+    """Whether an encoder-decoder model has features of its decoder: it is not the encoder alone."""
+    return bool(identity.tensors_of(model, "features"))
+
+
+def _reads_source_as_target(model: keras.Model) -> bool:
+    family = identity.identity_of(model).family
+    return family in SHIFTED and has_decoder(model) and not isinstance(model.input, dict)

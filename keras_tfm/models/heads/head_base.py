@@ -8,7 +8,7 @@ import keras
 from keras_tfm.layers import Dropout, LayerNormalization, SequencePooling, TokenEmbedding
 from keras_tfm.layers.types import Activation, DType, Initializer, Tensor
 from keras_tfm.models import identity
-from keras_tfm.models.encoder_decoders.shifted_source import end_token_features
+from keras_tfm.models.encoder_decoders.shifted_source import end_token_features, shifted_mask
 from keras_tfm.models.identity import Marker, tensors_of
 
 
@@ -132,13 +132,20 @@ class HeadBase:
         activation = self.argument("pooler_activation", None, "tanh")
         return self.dense(self.features.shape[-1], "pooler", activation)(x)
 
+    @property
+    def pooling(self) -> str:
+        """The default pooling of a classifier of texts."""
+        return "last" if self.is_causal else "first"
+
     def has_classifier_bias(self, pooling: str) -> bool:
         """Whether the last layer of a classifier of texts has a bias."""
         return pooling == "first"
 
     def pool_tokens(self, mode: str) -> Tensor:
         """Symbolic vector (B, D) of the tokens that are not padding: "last" or "mean"."""
-        return SequencePooling(mode, dtype=self.dtype, name="pooling")(self.features)
+        pooling = SequencePooling(mode, dtype=self.dtype, name="pooling")
+        mask = shifted_mask(self.model)
+        return pooling(self.features) if mask is None else pooling(self.features, mask=mask)
 
     def classify(
         self,
@@ -193,6 +200,19 @@ class TransformingHead(HeadBase):
         return x
 
 
+class LastTokenHead(HeadBase):
+    """Of T5Gemma and T5Gemma 2, whose classifiers are one dense layer on the last token."""
+
+    @property
+    def pooling(self) -> str:
+        """The default pooling of a classifier of texts."""
+        return "last"
+
+    def has_classifier_bias(self, pooling: str) -> bool:
+        """Whether the last layer of a classifier of texts has a bias."""
+        return True
+
+
 def head_base(
     model: keras.Model,
     features: Tensor | str | None = None,
@@ -201,8 +221,11 @@ def head_base(
 ) -> HeadBase:
     """The base of a model's heads, by its family."""
     marker = identity.features_marker(model) if features is None else None
-    transforms = marker is not None and "head_activation" in marker.identity.arguments
-    kind = TransformingHead if transforms else HeadBase
+    kind = HeadBase
+    if marker is not None and "head_activation" in marker.identity.arguments:
+        kind = TransformingHead
+    elif marker is not None and marker.identity.family in ("t5gemma", "t5gemma2"):
+        kind = LastTokenHead
     return kind(model, features, kernel_initializer, dtype)
 
 

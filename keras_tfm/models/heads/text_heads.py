@@ -21,9 +21,9 @@ from keras import ops
 
 from keras_tfm.layers import OutputBias, TokenEmbedding
 from keras_tfm.layers.types import Activation, DType, Initializer, Tensor
-from keras_tfm.models.encoder_decoders.shifted_source import with_shifted_source
+from keras_tfm.models.encoder_decoders.shifted_source import has_decoder, with_shifted_source
 from keras_tfm.models.heads.head_base import HeadBase, checked_labels, head_base, unused_name
-from keras_tfm.models.identity import Marker, head, tensors_of
+from keras_tfm.models.identity import Marker, head, identity_of, tensors_of
 from keras_tfm.models.model import Model
 
 
@@ -191,8 +191,13 @@ def sequence_classifier(
     without bias on the last token that is not padding, as in GPT-2 and Llama, and with
     `pooling="mean"` on the mean of all tokens that are not padding, as in ImageGPT.
 
-    On `bart`, `mbart`, `pegasus` and `marian`, the decoder reads the source again, shifted right,
-    and the pooled token is the last end token of the source. The only input is `source`.
+    On encoder-decoders such as `bart`, `t5` and `t5gemma`, the decoder reads the source again,
+    shifted right, and the only input is `source`. The pooled token is the last end token of the
+    source; on `t5gemma` and `t5gemma2` it is the last one in the decoder that is not padding, and
+    the head is one dense layer with bias. There, as in `transformers`, a text without padding
+    after it is classified without its last token, which only the next column sees: pad every text.
+    `sequence_classifier(encoder(t5gemma(...)), ...)` has no decoder, and pools the last token of
+    the source.
 
     Args:
         model: functional model, such as `models.bert(...)`.
@@ -202,8 +207,8 @@ def sequence_classifier(
         features, kernel_initializer, dtype: see `keras_tfm.models.heads.text_heads`.
         labels: list of C class names, kept by `save_huggingface` and `load_huggingface`.
         pooling: str, "first", "last" or "mean". Default: "last" for decoder-only models, where the
-            first token sees no other; "first" for all others. Give a decoder-only model its
-            `pad_id`: without one, the last column counts.
+            first token sees no other, and for `t5gemma` and `t5gemma2`; "first" for all others.
+            Give a decoder-only model its `pad_id`: without one, the last column counts.
 
     Example:
 
@@ -215,14 +220,61 @@ def sequence_classifier(
     labels = checked_labels(labels, num_classes)
     model = with_shifted_source(model) if features is None else model
     base = head_base(model, features, kernel_initializer, dtype)
-    pooling = ("last" if base.is_causal else "first") if pooling is None else pooling
+    logits = _logits_of_texts(base, num_classes, dropout, pooling, labels=labels)
+    return Model(model.input, logits, name=model.name)
+
+
+def _logits_of_texts(
+    base: HeadBase, num_classes: int, dropout: float | None, pooling: str | None, **recorded: object
+) -> Tensor:
+    """Logits (B, C) of pooled features, as in `sequence_classifier`."""
+    pooling = base.pooling if pooling is None else pooling
     if pooling not in ("first", "last", "mean"):
         raise ValueError(f"pooling must be 'first', 'last' or 'mean', got {pooling!r}")
     x = base.pool() if pooling == "first" else base.pool_tokens(pooling)
-    x = base.mark(x, labels=labels, pooling=pooling)
+    x = base.mark(x, pooling=pooling, **recorded)
     use_bias = base.has_classifier_bias(pooling)
-    logits = base.classify(x, num_classes, dropout, use_bias=use_bias)
-    return Model(model.input, logits, name=model.name)
+    return base.classify(x, num_classes, dropout, use_bias=use_bias)
+
+
+@head
+def multiple_choice(
+    model: keras.Model,
+    dropout: float | None = None,
+    features: Tensor | str | None = None,
+    kernel_initializer: Initializer | None = None,
+    dtype: DType = None,
+    pooling: str | None = None,
+) -> Model:
+    """Adds a head that scores the choices of a question: logits (B, 1), a choice in each row.
+
+    A row is the question with one of its N choices, and the probabilities of the choices are the
+    softmax of their logits, as for SWAG in BERT (arXiv:1810.04805, section 4.4). For training on
+    questions (B, N, T), reshape them to (B N, T) and the logits to (B, N).
+
+    Args:
+        model: functional model, such as `models.modernbert(...)`.
+        dropout: float, dropout rate before the last layer. Default: the model's; 0 for
+            hand-composed models.
+        features, kernel_initializer, dtype: see `keras_tfm.models.heads.text_heads`.
+        pooling: str, as in `sequence_classifier`.
+
+    Raises:
+        ValueError: unknown `pooling`.
+
+    Example:
+
+    >>> from keras import ops
+    >>> from keras_tfm.models import modernbert, multiple_choice
+    >>> model = modernbert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, pad_id=0)
+    >>> questions = ops.ones((3, 4, 5), "int32")  # 3 questions, each with 4 choices
+    >>> logits = multiple_choice(model)(ops.reshape(questions, (-1, 5)))
+    >>> ops.reshape(logits, (-1, 4)).shape
+    TensorShape([3, 4])
+    """
+    model = with_shifted_source(model) if features is None else model
+    base = head_base(model, features, kernel_initializer, dtype)
+    return Model(model.input, _logits_of_texts(base, 1, dropout, pooling), name=model.name)
 
 
 @head
@@ -236,6 +288,10 @@ def token_classifier(
     labels: Sequence[str] | None = None,
 ) -> Model:
     """Adds a classifier of each token: logits (B, T, C).
+
+    On `t5`, the head is on the encoder, as in `token_classifier(encoder(model), ...)`. On other
+    encoder-decoders such as `t5gemma`, the decoder reads the source again, shifted right: the
+    logits of a token are those in the column after it. In both cases the only input is `source`.
 
     Args:
         model: functional model, such as `models.bert(...)`.
@@ -252,6 +308,9 @@ def token_classifier(
     (None, None, 5)
     """
     labels = checked_labels(labels, num_classes)
+    if features is None:
+        is_t5 = identity_of(model).family == "t5" and has_decoder(model)
+        model = encoder(model) if is_t5 else with_shifted_source(model)
     base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.features, labels=labels)
     return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)
@@ -267,8 +326,8 @@ def question_answering(
     """Adds BERT's head for SQuAD: logits of an answer's start (B, T) and end (B, T).
 
     The outputs are a dict of "start" and "end". The question is segment 0 and the text segment 1
-    (arXiv:1810.04805, section 4.2). On `bart` and its relatives, the decoder reads the source
-    again, shifted right, and the only input is `source`.
+    (arXiv:1810.04805, section 4.2). On encoder-decoders such as `bart` and `t5`, the decoder reads
+    the source again, shifted right, and the only input is `source`.
 
     Args:
         model: functional model, such as `models.bert(...)`.
