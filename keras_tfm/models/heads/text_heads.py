@@ -268,9 +268,9 @@ def multiple_choice(
     >>> from keras_tfm.models import modernbert, multiple_choice
     >>> model = modernbert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, pad_id=0)
     >>> questions = ops.ones((3, 4, 5), "int32")  # 3 questions, each with 4 choices
-    >>> logits = multiple_choice(model)(ops.reshape(questions, (-1, 5)))
-    >>> ops.reshape(logits, (-1, 4)).shape
-    TensorShape([3, 4])
+    >>> logits = multiple_choice(model)({"tokens": ops.reshape(questions, (-1, 5))})
+    >>> tuple(ops.reshape(logits, (-1, 4)).shape)
+    (3, 4)
     """
     model = with_shifted_source(model) if features is None else model
     base = head_base(model, features, kernel_initializer, dtype)
