@@ -66,6 +66,12 @@ FAMILIES: dict[str, Family] = {x.name: _family(x) for x in MODEL_TYPES}
 _LARGE = 1 << 16
 # A model of fewer weights is loaded as a whole unless the caller says otherwise.
 _MANY = 100_000_000
+# The parts of models of several modalities, also of those that transformers does not have. The ids
+# of their tokens, such as `image_token_id`, change nothing in a model of texts.
+_OTHER_PARTS = (
+    *(f"{x}_config" for x in ("vision", "audio", "image", "video", "speech", "text", "projector")),
+    *("vision_tower", "mm_vision_tower", "audio_tower"),
+)
 _SIZES = ("vocabulary_size", "target_vocabulary_size", "max_length")
 
 
@@ -238,7 +244,7 @@ def open_huggingface(
         config.refuse("model_type", model_type, f"one of {list(FAMILIES)}")
     family = FAMILIES[model_type]
     if model_type not in names_of("images and texts"):
-        for key in ("vision_config", "audio_config"):  # of a model that reads more than this one
+        for key in _OTHER_PARTS:  # of a model that reads more than this one
             if config.fields.get(key) is not None:
                 expected = f"null, as {model_type} is not a model of several modalities"
                 config.refuse(key, config.fields[key], expected)

@@ -94,6 +94,7 @@ MORE = {
     "cross_attention_hidden_size": [8],
     "final_logit_softcapping": [1.0],
     "head_dim": [6],
+    "image_token_id": [5],
     "hidden_activation": ["relu"],
     "id2label": [{"0": "no", "1": "yes", "2": "maybe"}],
     "is_causal": [False],

@@ -342,6 +342,8 @@ def test_another_head_takes_what_was_learnt():
         ("bert_model", {"model_type": "xlnet"}),
         ("bert_model", {"vision_config": {"model_type": "siglip_vision_model"}}),
         ("gpt2", {"audio_config": {}}),
+        ("gpt2", {"mm_vision_tower": "openai/clip-vit-large-patch14"}),
+        ("t5", {"text_config": {"model_type": "llama"}}),
         ("bert_model", {"model_type": None}),
         ("bert_model", {"architectures": ["BertModel", "BertForMaskedLM"]}),
         ("gpt2", {"activation_function": "mish"}),
