@@ -1,5 +1,5 @@
 /**
- * Serves this folder with the files of keras_tfm/web/app, and a folder of models as /models/, to this
+ * Serves this folder with the files of keras_tfm/web, and a folder of models as /models/, to this
  * machine alone.
  *
  *     node server.js [FOLDER [PORT]]     # ../../artifacts/dates, 8000
@@ -12,7 +12,9 @@ import { extname, join, sep } from "node:path";
 import { fileURLToPath } from "node:url";
 
 const HERE = fileURLToPath(new URL(".", import.meta.url));
-const APP = fileURLToPath(new URL("../../keras_tfm/web/app/", import.meta.url)); // model.js and others
+const FOLDERS = ["./", "../../keras_tfm/web/app/", "../../keras_tfm/web/runtime/"].map((path) =>
+  fileURLToPath(new URL(path, import.meta.url)),
+);
 const TYPES = {
   ".css": "text/css; charset=utf-8",
   ".html": "text/html; charset=utf-8",
@@ -59,7 +61,7 @@ async function answer(request, response, models) {
     .pipe(response);
 }
 
-/** The file of an address, if it is one, and in one of the three folders, links resolved. */
+/** The file of an address, if it is one, and in one of the folders, links resolved. */
 async function find(address, models) {
   let path;
   try {
@@ -70,7 +72,11 @@ async function find(address, models) {
   if (path.startsWith("/models/")) {
     return fileIn(models, path.slice(7).replace(/\/$/, "/index.html")); // pages of `keras-tfm page`
   }
-  return (await fileIn(HERE, path === "/" ? "index.html" : path)) ?? fileIn(APP, path);
+  for (const folder of FOLDERS) {
+    const found = await fileIn(folder, path === "/" ? "index.html" : path);
+    if (found) return found;
+  }
+  return null;
 }
 
 async function fileIn(folder, path) {

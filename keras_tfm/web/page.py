@@ -1,7 +1,7 @@
 """Writes the folder of a web app around a .tflite file.
 
-The app is keras_tfm/web/app: a form for each kind of file, model.js, which runs the file on
-LiteRT.js, and a service worker, after whose first run the page works without a network.
+The app is keras_tfm/web/app: a form for each kind of file, and a service worker, after whose first
+run the page works without a network. The file runs on LiteRT.js, by keras_tfm/web/runtime/model.js.
 """
 
 import base64
@@ -20,22 +20,24 @@ from keras_tfm.web.kinds import FORMS, form_of
 from keras_tfm.web.npm_packages import copy_packages
 
 _APP = Path(__file__).parent / "app"
+_RUNTIME = Path(__file__).parent / "runtime"
 _PACKAGES = "packages"
 _IMPORTS = {
     "@huggingface/tokenizers": "dist/tokenizers.min.mjs",
     "@litertjs/core": "dist/index.js",
     "@litertjs/wasm-utils": "dist/index.js",
 }
-# Of the app: what every page needs, and what only some forms need.
+# What every page needs, and what only some forms need.
+_PICTURES = _APP / "bars.js", _RUNTIME / "image_processor.js", _RUNTIME / "resampling.js"
 _SHARED = (
-    *("app.js", "model.js", "tokenizer_check.js", "style.css"),
-    *("icon.svg", "icon-192.png", "icon-512.png"),
+    *(_RUNTIME / "model.js", _RUNTIME / "tokenizer_check.js", _APP / "app.js", _APP / "style.css"),
+    *(_APP / "icon.svg", _APP / "icon-192.png", _APP / "icon-512.png"),
 )
-_MEDIA = {
-    "pictures": ("bars.js", "image_processor.js", "resampling.js"),
-    "pairs": ("bars.js", "image_processor.js", "resampling.js"),
-    "classify": ("bars.js",),
-    "speech": ("bars.js", "audio.js"),
+_OF_FORM = {
+    "pictures": _PICTURES,
+    "pairs": _PICTURES,
+    "classify": (_APP / "bars.js",),
+    "speech": (_APP / "bars.js", _RUNTIME / "audio.js"),
 }
 # Fetched when the model loads, not when the service worker is installed.
 _LARGE = 1_000_000
@@ -122,8 +124,8 @@ def write_page(
     with temporary_folder(real(target).parent) as parent:
         new = parent / "new"
         new.mkdir()
-        for name in (*_SHARED, f"{form}.js", *_MEDIA.get(form, ())):
-            shutil.copyfile(_APP / name, new / name)
+        for path in (*_SHARED, _APP / f"{form}.js", *_OF_FORM.get(form, ())):
+            shutil.copyfile(path, new / path.name)
         copy_packages(new / _PACKAGES, None if packages is None else Path(packages))
         shutil.copyfile(source, new / "model.tflite")
         heading = FORMS[form] if title is None else title

@@ -1,4 +1,4 @@
-"""model.js of keras_tfm/web/app in Node, without a browser, with what other files may hold."""
+"""model.js of keras_tfm/web/runtime in Node, without a browser, with what other files may hold."""
 
 import json
 from pathlib import Path

@@ -7,8 +7,8 @@
 
 import { readFileSync } from "node:fs";
 
-import { prepared, toPicture } from "../../../keras_tfm/web/app/image_processor.js";
-import { resized } from "../../../keras_tfm/web/app/resampling.js";
+import { prepared, toPicture } from "../../../keras_tfm/web/runtime/image_processor.js";
+import { resized } from "../../../keras_tfm/web/runtime/resampling.js";
 
 const bytes = (text) => new Uint8Array(Buffer.from(text, "base64"));
 const text = (data) => Buffer.from(data).toString("base64");

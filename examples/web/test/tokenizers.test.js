@@ -11,7 +11,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { checkRegex } from "../../../keras_tfm/web/app/tokenizer_check.js";
+import { checkRegex } from "../../../keras_tfm/web/runtime/tokenizer_check.js";
 import { fileWith, loadBytes, manifestOf } from "./without_browser.js";
 
 const { model, refused, forever, published, read } = JSON.parse(readFileSync(process.env.CASES));

@@ -19,7 +19,7 @@ globalThis.ImageData = class ImageData {
   }
 };
 
-export const { loadModel, sampler, softmax, tableReader } = await import("../../../keras_tfm/web/app/model.js");
+export const { loadModel, sampler, softmax, tableReader } = await import("../../../keras_tfm/web/runtime/model.js");
 
 /** The model in the bytes of a file whose signatures are `signatures`. */
 export async function loadBytes(bytes, signatures) {

@@ -3,7 +3,7 @@
 Engines that backtrack, Oniguruma in `tokenizers` and JavaScript's, take exponential time for a
 repeated group that can match a text in several ways, and n^k steps where k repetitions give back
 what they took. A pattern may have one of the latter in each alternative, as the published ones of
-GPT-2, Llama 3, Qwen, DeepSeek and o200k do. keras_tfm/web/app/tokenizer_check.js has the same
+GPT-2, Llama 3, Qwen, DeepSeek and o200k do. keras_tfm/web/runtime/tokenizer_check.js has the same
 rules.
 """
 

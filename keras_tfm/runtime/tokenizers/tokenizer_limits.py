@@ -2,7 +2,7 @@
 
 A few hundred bytes of rules can turn a character into gigabytes, whose allocation ends the process:
 the growth of a text is bounded here, from the rules alone. Regular expressions are checked by
-`backtracking`. keras_tfm/web/app/tokenizer_check.js has the same rules.
+`backtracking`. keras_tfm/web/runtime/tokenizer_check.js has the same rules.
 """
 
 import base64

@@ -68,7 +68,7 @@ export function prepared(processor, picture) {
  * A box in a model's input as a box in the original picture, clipped to it.
  *
  * @param {object} processor
- * @param {ArrayLike<number>} box - x and y of the centre, width and height, as fractions of the input.
+ * @param {Iterable<number>} box - x and y of the centre, width and height, as fractions of the input.
  * @param {{width: number, height: number}} size - of the picture.
  * @returns {number[]} left, top, right and bottom in pixels of the picture.
  */
@@ -142,7 +142,8 @@ async function opened(source, channels, background) {
   }
 }
 
-async function drawable(source) {
+/** What a canvas can draw: files decoded, elements of a page as they are. */
+export async function drawable(source) {
   try {
     if (is("Blob", source)) {
       // Pillow ignores colour profiles, too.

@@ -37,6 +37,19 @@ export async function samplesOf(source, rate, longest = Infinity) {
   return resample(found.samples, found.rate, rate);
 }
 
+/**
+ * A recording as a worker reads it: WAV files as they are, others decoded, which only a page can.
+ *
+ * @param {Blob} source
+ * @param {number} rate - samples a second of what is decoded.
+ * @returns {Promise<Blob | Float32Array>}
+ * @throws {AudioError}
+ */
+export async function decodedUnlessWav(source, rate) {
+  const bytes = await source.slice(0, 12).arrayBuffer();
+  return isWav(bytes) ? source : samplesOf(source, rate);
+}
+
 function checked(samples, rate, newRate, longest) {
   if (!samples.length) throw new AudioError("The recording has no samples.");
   const seconds = (count) => (count / newRate).toFixed(2);

@@ -30,8 +30,8 @@
  *
  * One .tflite file is all there is to load: it holds the weights, the search, the tokenizers, the
  * rules for pictures and a checksum over all of that. This module needs `@litertjs/core` and
- * `@huggingface/tokenizers` in the page's import map, tokenizer_check.js beside it, for pictures
- * image_processor.js and resampling.js, and for speech audio.js.
+ * `@huggingface/tokenizers` in the page's import map, or from a bundler, tokenizer_check.js beside it,
+ * for pictures image_processor.js and resampling.js, and for speech audio.js.
  */
 
 import { getGlobalLiteRt, loadAndCompile, loadLiteRt, Tensor } from "@litertjs/core";
@@ -49,6 +49,16 @@ const SPLIT_BEHAVIORS = ["isolated", "removed"]; // the library turns others int
 const SAVED_VERSION = 1; // of what `Session.save` returns
 const INCOMPLETE = "\ufffd"; // a decoder writes it for bytes that are not, or not yet, a character
 
+/**
+ * Chooses the token after `tokens`, the prompt included; by default the most probable. `sampler` makes
+ * one.
+ *
+ * @callback Choose
+ * @param {Float32Array} logits
+ * @param {number[]} tokens
+ * @returns {number | Promise<number>}
+ */
+
 /** The file or the browser is unsupported; `message` says why. */
 export class ModelError extends Error {
   name = "ModelError";
@@ -62,19 +72,22 @@ export class TextError extends Error {
 /**
  * Fetches a file, compares its checksum and compiles it.
  *
- * @param {string | URL} url - the .tflite file.
+ * @template {Model | ModelGroup} [T=Model]
+ * @param {string | URL | Uint8Array} source - the address of the .tflite file, or its bytes.
  * @param {object} [options]
  * @param {number} [options.threads] - more than 1 needs a page that is cross-origin isolated, and
  *   is the same for all the models of a page.
+ * @param {string | URL} [options.wasm] - the address of the folder with the WebAssembly files of
+ *   LiteRT.js; by default the folder `wasm` of the package `@litertjs/core` in the import map.
  * @param {(loaded: number, total: number) => void} [options.onProgress] - bytes; total is 0 where
  *   the server does not tell it.
- * @returns {Promise<Model | ModelGroup>} a `ModelGroup` if the file holds several models.
+ * @returns {Promise<T>} a `ModelGroup` if the file holds several models.
  * @throws {ModelError}
  */
-export async function loadModel(url, { threads = 1, onProgress = () => {} } = {}) {
-  const runtime = startRuntime(threads);
+export async function loadModel(source, { threads = 1, wasm, onProgress = () => {} } = {}) {
+  const runtime = startRuntime(threads, wasm);
   runtime.catch(() => {}); // it is awaited below, unless the file fails first
-  const bytes = await download(url, onProgress);
+  const bytes = source instanceof Uint8Array ? source : await download(source, onProgress);
   const metadata = readMetadata(bytes);
   const manifest = await readManifest(bytes, metadata);
   const parts = modelsIn(manifest).map(([name, own]) => [name, own, readAbilities(own, metadata)]);
@@ -246,9 +259,7 @@ export class Model {
    *
    * @param {string} text - as in `generate`.
    * @param {object} [options]
-   * @param {(logits: Float32Array, tokens: number[]) => number | Promise<number>} [options.choose] -
-   *   chooses the token after `tokens`, the prompt included; by default the most probable. `sampler`
-   *   makes one.
+   * @param {Choose} [options.choose]
    * @throws {TextError}
    */
   async *stream(text, options) {
@@ -264,7 +275,8 @@ export class Model {
    * Yields the tokens of `stream` as soon as they are chosen, the end among them.
    *
    * @param {number[]} ids - at most `length` tokens.
-   * @param {object} [options] - as in `stream`.
+   * @param {object} [options]
+   * @param {Choose} [options.choose]
    */
   async *streamTokens(ids, { choose = mostProbable } = {}) {
     const ability = this.#ability("stream");
@@ -404,8 +416,7 @@ export class Model {
    * @param {string | number[]} [options.prompt] - a text, such as "What is <image>?", in which one
    *   placeholder stands for the picture, or the first tokens of the text, such as the start token of
    *   a language; they are not a part of the result. By default those of the file, or the picture.
-   * @param {(logits: Float32Array, tokens: number[]) => number | Promise<number>} [options.choose] -
-   *   as in `stream`; only of a file with "decode".
+   * @param {Choose} [options.choose] - only of a file with "decode".
    * @returns {Promise<{text: string, tokens: Int32Array, milliseconds: number}>} `tokens` as of
    *   `generateTokens`, and how long it took from the picture to the text.
    * @throws {PictureError | TextError} not a picture; `prompt` is too long or has unknown tokens.
@@ -426,6 +437,8 @@ export class Model {
    *
    * @param {ImageBitmapSource} source - a picture, as in `pixels`.
    * @param {object} [options] - as in `caption`.
+   * @param {string | number[]} [options.prompt]
+   * @param {Choose} [options.choose]
    */
   async *streamCaption(source, { prompt, choose = mostProbable } = {}) {
     const ability = this.#ability("caption");
@@ -446,8 +459,7 @@ export class Model {
    * @param {object} [options]
    * @param {number[]} [options.prompt] - the first tokens of the text, such as those of a language
    *   and a task, which are not a part of it; by default those of the file.
-   * @param {(logits: Float32Array, tokens: number[]) => number | Promise<number>} [options.choose] -
-   *   as in `stream`; only of a file with "decode".
+   * @param {Choose} [options.choose] - only of a file with "decode".
    * @returns {Promise<{text: string, tokens: Int32Array, milliseconds: number}>} as of `caption`.
    * @throws {AudioError | TextError} no recording, a damaged one, or one that is too long; `prompt` is
    *   too long or has unknown tokens.
@@ -467,6 +479,8 @@ export class Model {
    *
    * @param {Blob | Float32Array} source - as in `transcribe`.
    * @param {object} [options] - as in `transcribe`.
+   * @param {number[]} [options.prompt]
+   * @param {Choose} [options.choose]
    */
   async *streamTranscript(source, { prompt, choose = mostProbable } = {}) {
     const ability = this.#ability("transcribe");
@@ -549,8 +563,8 @@ export class Model {
    * @param {number} [options.rows] - the number of pictures; with guidance each takes two rows of
    *   the batch for which the file was exported.
    * @param {number} [options.guidance] - the scale of classifier-free guidance; 1 is none.
-   * @param {(logits: Float64Array) => number | Promise<number>} [options.choose] - chooses a code;
-   *   by default at random, by `sampler()`. Only of a file with "decode".
+   * @param {Choose} [options.choose] - chooses a code; by default at random, by
+   *   `sampler()`. Only of a file with "decode".
    * @throws {TextError | RangeError}
    */
   async *streamCodes(text, { rows = 1, guidance = 1, choose = sampler() } = {}) {
@@ -606,7 +620,9 @@ export class Model {
    * The codes of several pictures of a text.
    *
    * @param {string} text
-   * @param {object} [options] - `guidance` and `choose` as in `streamCodes`, and
+   * @param {object} [options]
+   * @param {number} [options.guidance] - as in `streamCodes`.
+   * @param {Choose} [options.choose] - as in `streamCodes`.
    * @param {number} [options.candidates] - the number of pictures.
    * @param {(done: number, total: number) => void} [options.onProgress] - steps.
    * @returns {Promise<number[][]>} the codes of each picture.
@@ -855,7 +871,11 @@ export class ModelGroup {
    * Pictures of a text, of a file with `models.dalle` and `models.dvae_decoder`.
    *
    * @param {string} text
-   * @param {object} [options] - those of `Model.drawCodes`, and
+   * @param {object} [options] - those of `Model.drawCodes`, and `judge`.
+   * @param {number} [options.guidance]
+   * @param {Choose} [options.choose]
+   * @param {number} [options.candidates]
+   * @param {(done: number, total: number) => void} [options.onProgress]
    * @param {ModelGroup} [options.judge] - a file with the two encoders of CLIP, by which the pictures
    *   are sorted, the best first; by default this one, if it has them.
    * @returns {Promise<{image: ImageData, codes: number[], score: number | null}[]>} `score` is the
@@ -1215,7 +1235,7 @@ export class Session {
    * Continues the text until an end token, a stop string or a limit. The session then has the
    * generated tokens, but neither the end token nor tokens that reach into a stop string.
    *
-   * @param {object} [options] - as in `stream`.
+   * @param {Parameters<Session["stream"]>[0]} [options] - as in `stream`.
    * @returns {Promise<{text: string, tokens: number[]}>}
    */
   async generate(options) {
@@ -1232,8 +1252,7 @@ export class Session {
    *
    * @param {object} [options]
    * @param {number} [options.maxTokens]
-   * @param {(logits: Float32Array, tokens: number[]) => number | Promise<number>} [options.choose]
-   *   - chooses the next token; by default the most probable. `sampler` makes one.
+   * @param {Choose} [options.choose]
    * @param {string[]} [options.stop] - the text ends before the first of these.
    */
   async *stream({ stop = [], ...options } = {}) {
@@ -1296,7 +1315,11 @@ export class Session {
     this.#cut(this.#tokens.length - ids.length + kept);
   }
 
-  /** Yields the tokens of `stream`, without the end token; options as there, but for `stop`. */
+  /**
+   * Yields the tokens of `stream`, without the end token.
+   *
+   * @param {{maxTokens?: number, choose?: Choose}} [options]
+   */
   async *streamTokens(options) {
     yield* this.#generated(options, {});
   }
@@ -1439,7 +1462,7 @@ export function sampler({ seed, ...options } = {}) {
   if (seed !== undefined && !isCount(seed)) throw new RangeError(`seed must be 0 or more: ${seed}`);
   checkSampling(options);
   const random = seed === undefined ? Math.random : randomNumbers(seed);
-  return (logits, tokens) => {
+  const choose = (logits, tokens) => {
     const chances = probabilities(logits, options, tokens);
     let drawn = random() * chances.reduce((a, b) => a + b, 0);
     let last = 0;
@@ -1450,6 +1473,7 @@ export function sampler({ seed, ...options } = {}) {
     }
     return last;
   };
+  return Object.assign(choose, { options: { seed, ...options } });
 }
 
 /**
@@ -1880,7 +1904,7 @@ function product(numbers) {
 
 let started; // LiteRT.js is one WebAssembly module a page
 
-function startRuntime(threads) {
+function startRuntime(threads, wasm) {
   if (!Number.isInteger(threads) || threads < 1) {
     return Promise.reject(
       new ModelError(`The number of threads must be 1 or more, not ${threads}.`),
@@ -1900,8 +1924,7 @@ function startRuntime(threads) {
     );
   }
   if (!started) {
-    const folder = new URL("../wasm/", import.meta.resolve("@litertjs/core")).href;
-    const ready = loadLiteRt(folder, { threads: threads > 1 }).catch((error) => {
+    const ready = start(threads, wasm).catch((error) => {
       started = undefined;
       const reason = error instanceof Event ? `no ${error.target.src}` : error.message;
       throw new ModelError(`LiteRT.js did not start: ${reason}`);
@@ -1910,6 +1933,29 @@ function startRuntime(threads) {
   }
   return started.ready;
 }
+
+async function start(threads, wasm) {
+  const folder = wasm === undefined ? wasmFolder() : String(wasm).replace(/\/?$/, "/");
+  const { href } = new URL(folder, base());
+  // In a worker, Emscripten looks for files beside the worker's script. LiteRT.js deletes the name.
+  globalThis.Module = { ...globalThis.Module, locateFile: (name) => href + name };
+  await loadLiteRt(href, { threads: threads > 1 });
+}
+
+/** Where the import map, or Node, has the WebAssembly files; a bundler knows no such place. */
+export function wasmFolder() {
+  try {
+    return new URL("../wasm/", import.meta.resolve("@litertjs/core")).href;
+  } catch {
+    throw new ModelError(
+      "The WebAssembly files of LiteRT.js are not found: copy the folder wasm of @litertjs/core to " +
+        "the server, and give its address as the option wasm.",
+    );
+  }
+}
+
+/** What relative addresses are relative to: the page, or the worker. */
+const base = () => globalThis.document?.baseURI ?? globalThis.location?.href;
 
 let images; // image_processor.js, of a page that reads pictures
 
@@ -1932,7 +1978,7 @@ async function importAudio() {
 }
 
 async function download(url, onProgress) {
-  const name = new URL(url, document.baseURI).pathname.split("/").pop();
+  const name = new URL(url, base()).pathname.split("/").pop();
   const response = await fetch(url).catch(() => {
     throw new ModelError(`${name} cannot be fetched: the server does not answer.`);
   });

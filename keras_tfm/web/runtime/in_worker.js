@@ -1,0 +1,67 @@
+/** A model in a worker of its own, so that the page is drawn and answers clicks while the model runs. */
+
+import * as Comlink from "comlink";
+
+import "./crossing.js";
+import { ModelError, wasmFolder } from "./model.js";
+
+/**
+ * As `loadModel`, with the model in a new worker. What the model returns at once in a page is a promise
+ * here: `await model.encode(text)`, `await model.session()`, `await session.tokens`; `for await` reads
+ * streams as before. A sampler with a seed begins anew in each call. `model.delete()` ends the worker.
+ *
+ * @template {import("./model.js").Model | import("./model.js").ModelGroup} [T=import("./model.js").Model]
+ * @param {string | URL | Uint8Array} source - as in `loadModel`.
+ * @param {object} [options] - those of `loadModel`, and
+ * @param {number} [options.threads]
+ * @param {string | URL} [options.wasm]
+ * @param {(loaded: number, total: number) => void} [options.onProgress]
+ * @param {Worker} [options.worker] - a worker that runs dist/worker.js of this package, where a server
+ *   or a bundler has it at another place.
+ * @returns {Promise<InWorker<T>>}
+ * @throws {ModelError}
+ */
+export async function loadModelInWorker(source, { worker = newWorker(), wasm, ...options } = {}) {
+  const absolute = (address) => new URL(address, document.baseURI).href;
+  const failure = new Promise((_, reject) => {
+    worker.addEventListener("error", (event) => {
+      const reason = event.message || "its script dist/worker.js is not there";
+      reject(new ModelError(`The worker did not start: ${reason}`));
+    });
+  });
+  try {
+    const folder = wasm === undefined ? wasmFolder() : absolute(wasm);
+    const file = source instanceof Uint8Array ? source : absolute(source);
+    const loading = Comlink.wrap(worker).loadModel(file, { ...options, wasm: folder });
+    const model = await Promise.race([loading, failure]);
+    return endingWith(model, worker);
+  } catch (error) {
+    worker.terminate();
+    throw error;
+  }
+}
+
+const newWorker = () => new Worker(new URL("./dist/worker.js", import.meta.url));
+
+/** The model, whose `delete` ends its worker, which frees all memory. */
+function endingWith(model, worker) {
+  const end = async () => worker.terminate();
+  return new Proxy(model, { get: (target, name) => (name === "delete" ? end : target[name]) });
+}
+
+/**
+ * A model or session in a worker: its methods return promises, streams stay streams, and what a session
+ * has so far is a promise.
+ *
+ * @template T
+ * @typedef {{
+ *   [K in keyof T]: T[K] extends (...given: infer A) => AsyncGenerator<infer Y>
+ *     ? (...given: A) => AsyncGenerator<Y>
+ *     : T[K] extends (...given: infer A) => infer R
+ *       ? (...given: A) => Promise<Awaited<R> extends import("./model.js").Session
+ *           ? InWorker<Awaited<R>> : Awaited<R>>
+ *       : T extends import("./model.js").Session
+ *         ? Promise<T[K]>
+ *         : K extends "models" ? Record<string, InWorker<import("./model.js").Model>> : T[K]
+ * }} InWorker
+ */

@@ -1,0 +1,19 @@
+/**
+ * Models that keras_tfm exported, in browsers: `loadModel` runs one in the page, `loadModelInWorker` in
+ * a worker, so that the page stays responsive. README.md has examples.
+ */
+
+export {
+  loadModel,
+  Model,
+  ModelError,
+  ModelGroup,
+  probabilities,
+  sampler,
+  Session,
+  softmax,
+  TextError,
+} from "./model.js";
+export { loadModelInWorker } from "./in_worker.js";
+export { AudioError } from "./audio.js";
+export { PictureError } from "./image_processor.js";
