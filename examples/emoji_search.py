@@ -4,6 +4,7 @@
     python examples/emoji_search.py                       # trains, compares, exports
     python examples/emoji_search.py --ask "ein müdes Gesicht"
     python examples/emoji_search.py --ask picture.png     # names of a picture
+    python examples/emoji_search.py --loss sigmoid        # SigLIP's loss instead of a softmax
 
 Data: the emoji of five styles (emoji_data.py) and Unicode's names of them in 33 languages
 (emoji_names.py); both need npm. Trained from random weights on four styles and 30 languages, tested
@@ -94,6 +95,9 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help=f"default: {FOLDER}, with --smoke {FOLDER / 'smoke'}"
     )
+    parser.add_argument(
+        "--loss", choices=("softmax", "sigmoid"), default="softmax", help="default: softmax"
+    )
     parser.add_argument("--share", type=float, default=1.0, help="share of the training's steps")
     parser.add_argument(
         "--smoke", action="store_true", help="a short test run on scikit-learn's digits, a minute"
@@ -121,8 +125,8 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
     count, languages = len(pairs.codes), len(pairs.names)
     print(f"{count:,} emoji in {pairs.drawn.shape[1]} styles, names in {languages} languages")
     image, text = image_tower(), text_tower()
-    learn_pictures(image, pairs, share)
-    learn_texts(text, vectors_of(image, pairs), pairs, share)
+    learn_pictures(image, pairs, share, arguments.loss)
+    learn_texts(text, vectors_of(image, pairs), pairs, share, arguments.loss)
     image.save(file.with_name("image.keras"))
     text.save(file.with_name("text.keras"))
     report(file, export(image, text, file, pairs, arguments.smoke), image, text, pairs)
@@ -163,10 +167,10 @@ def text_tower():
     return models.Model(tokens, y, name="text")
 
 
-def learn_pictures(image, pairs: Pairs, share: float) -> None:
+def learn_pictures(image, pairs: Pairs, share: float, loss: str) -> None:
     """Pictures point at a learned vector of their emoji, in any style and redrawn in any way.
 
-    The loss is over all emoji, where CLIP's is over those of a batch.
+    The softmax is over all emoji, where CLIP's is over those of a batch, as is `SigmoidLoss` here.
     """
     import keras
 
@@ -188,10 +192,10 @@ def learn_pictures(image, pairs: Pairs, share: float) -> None:
                 style = random.integers(pairs.drawn.shape[1], size=size)
                 yield pairs.drawn[rows, style], rows
 
-    fit(image, emoji, draw(), steps, peak, temperature, share, "pictures", redrawn())
+    fit(image, emoji, draw(), steps, peak, temperature, share, "pictures", loss, redrawn())
 
 
-def learn_texts(text, vectors: np.ndarray, pairs: Pairs, share: float) -> None:
+def learn_texts(text, vectors: np.ndarray, pairs: Pairs, share: float, loss: str) -> None:
     """Texts point at the vectors of their emoji's pictures, which stay as they are.
 
     Locked-image tuning (arXiv:2111.07991): most of the time goes to the texts, of which there are
@@ -223,25 +227,32 @@ def learn_texts(text, vectors: np.ndarray, pairs: Pairs, share: float) -> None:
             places = random.integers(len(rows), size=size)
             yield ids[places], rows[places]
 
-    fit(text, emoji, draw(), steps, peak, temperature, share, "texts")
+    fit(text, emoji, draw(), steps, peak, temperature, share, "texts", loss)
 
 
-def fit(tower, emoji, batches, steps, peak, temperature, share, what: str, augment=None) -> None:
+def fit(
+    tower, emoji, batches, steps, peak, temperature, share, what: str, loss: str, augment=None
+) -> None:
     """Trains a tower on endless batches of inputs and the numbers of their emoji.
 
-    p(emoji | v) = softmax(v . e / temperature), where e is the emoji's vector.
+    With "softmax", p(emoji | v) = softmax(v . e / temperature), where e is the emoji's vector. With
+    "sigmoid", p(v and e are the same emoji) = sigmoid(s v . e + b), with learned s and b.
     """
     import keras
     import tensorflow as tf
 
-    from keras_tfm import models
+    from keras_tfm import models, training
 
     steps = max(10, int(steps * share) // 10 * 10)
-    logits = keras.layers.Rescaling(1 / temperature, dtype="float32")(emoji(tower.output))
-    model = models.Model(tower.input, logits)
+    if loss == "softmax":
+        logits = keras.layers.Rescaling(1 / temperature, dtype="float32")(emoji(tower.output))
+        model = models.Model(tower.input, logits)
+        function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    else:
+        model, function = pairs_of(tower, emoji), training.SigmoidLoss()
     model.compile(
         keras.optimizers.AdamW(schedule(peak, steps), weight_decay=0.05, clipnorm=1.0),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        function,
         jit_compile=False,  # XLA is slower here: it compiles for one core
     )
     inputs, rows = next(batches)
@@ -249,11 +260,41 @@ def fit(tower, emoji, batches, steps, peak, temperature, share, what: str, augme
     drawn = tf.data.Dataset.from_generator(lambda: batches, output_signature=signature)
     if augment is not None:
         drawn = drawn.map(lambda x, y: (augment(x, training=True), y), num_parallel_calls=2)
+    if loss == "sigmoid":
+        drawn = drawn.map(lambda x, y: ({tower.input.name: x, "rows": y}, y))
     history = model.fit(
         drawn.prefetch(2), epochs=10, steps_per_epoch=steps // 10, shuffle=False, verbose=0
     )
     losses = history.history["loss"]
     print(f"{what}: loss {losses[0]:.2f} to {losses[-1]:.2f} in {steps:,} steps", flush=True)
+
+
+def pairs_of(tower, emoji):
+    """A model of inputs and the numbers of their emoji, as `SigmoidLoss` takes: a SigLIP."""
+    import keras
+
+    from keras_tfm import models
+    from keras_tfm.models.vision.clip import LogitBias, LogitScale
+
+    if not emoji.built:
+        emoji.build((None, WIDTH))
+    known = keras.layers.Embedding(
+        emoji.units,
+        WIDTH,
+        embeddings_constraint=keras.constraints.UnitNorm(axis=1),
+        trainable=emoji.trainable,
+        name="emoji_vectors",
+    )
+    known.build()
+    known.embeddings.assign(keras.ops.normalize(keras.ops.transpose(emoji.kernel), axis=1))
+    rows = keras.Input((), dtype="int32", name="rows")
+    outputs = {
+        "image_embedding": tower.output,
+        "text_embedding": known(rows),
+        "scale": LogitScale(np.log(10.0), maximum=None, name="logit_scale")(tower.output),
+        "bias": LogitBias(-10.0, name="logit_bias")(tower.output),
+    }
+    return models.Model({tower.input.name: tower.input, "rows": rows}, outputs)
 
 
 def vectors_of(image, pairs: Pairs) -> np.ndarray:

@@ -71,7 +71,7 @@ def captioner(
     model: runtime.Model,
     paths: Sequence[str] | None,
     draw: Path | None,
-    prompt: Sequence[int] | None,
+    prompt: str | Sequence[int] | None,
     as_json: bool,
 ) -> Callable[[str], str]:
     """What `predict` prints for the path of a picture: its caption.

@@ -110,9 +110,9 @@ def predict(
     prompt: Annotated[
         str | None,
         typer.Option(
-            help="Of a file that writes captions or transcripts: the first ids of the answer, "
-            "separated by commas, such as that of a language. Of sentence embeddings: the name of "
-            "a prompt in the file. By default those in the file."
+            help="Of a file that writes captions or transcripts: what comes before the answer, "
+            "such as a language or a question, as a text, or as ids separated by commas. Of "
+            "sentence embeddings: the name of a prompt in the file. By default those in the file."
         ),
     ] = None,
     dimensions: Annotated[
@@ -230,10 +230,16 @@ def _writer(
         del given["draw"]
     what = "captions" if reads_pictures else "transcripts"
     refuse(given, f"it is for classes and objects, and the file writes {what}")
-    ids = numbers(prompt, "--prompt")
+    begin = _ids_or_text(prompt)
     if reads_pictures:
-        return pictures.captioner(model, texts, of_pictures.draw, ids, as_json)
-    return recordings.answerer(model, texts, ids, as_json)
+        return pictures.captioner(model, texts, of_pictures.draw, begin, as_json)
+    return recordings.answerer(model, texts, begin, as_json)
+
+
+def _ids_or_text(prompt: str | None) -> list[int] | str | None:
+    """The ids of "5,9", and any other text as it is."""
+    is_ids = prompt is not None and all(x.strip().isdecimal() for x in prompt.split(","))
+    return numbers(prompt, "--prompt") if is_ids else prompt
 
 
 def _first_text(model: runtime.Model) -> str:

@@ -9,7 +9,7 @@ from keras_tfm.cli.pictures import as_json_line, of_classes, writes_text
 def answerer(
     model: runtime.Model,
     paths: Sequence[str] | None,
-    prompt: Sequence[int] | None,
+    prompt: str | Sequence[int] | None,
     as_json: bool,
 ) -> Callable[[str], str]:
     """What `predict` prints for the path of a WAV file.

@@ -485,7 +485,10 @@ class Model:
         return speech.sample_rates(self.file)
 
     def transcribe(
-        self, audio: Audio, sample_rate: int | None = None, prompt: Sequence[int] | None = None
+        self,
+        audio: Audio,
+        sample_rate: int | None = None,
+        prompt: str | Sequence[int] | None = None,
     ) -> str:
         """The text of speech, as a model such as `models.whisper` hears it.
 
@@ -497,8 +500,8 @@ class Model:
             audio: path or bytes of a WAV file, or array (samples,) or (samples, channels): floats
                 from -1 to 1, or int16.
             sample_rate: int, that of an array, in Hz. Default: that of the file's input.
-            prompt: list of int, the first tokens of the answer: for Whisper the start token, the
-                language and the task. They are not a part of the text. Default: the
+            prompt: str or list of int, the first tokens of the answer: for Whisper the start
+                token, the language and the task. They are not a part of the text. Default: the
                 `default_prompt` with which the file was exported, or its `start_id`.
 
         Raises:

@@ -11,16 +11,18 @@ tf.config.set_logical_device_configuration(
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
-from small_clip import pairs, small_clip  # noqa: E402
+from small_clip import pairs, small_clip, small_siglip  # noqa: E402
 
-from keras_tfm.training import ContrastiveLoss  # noqa: E402
+from keras_tfm.training import ContrastiveLoss, SigmoidLoss  # noqa: E402
+
+LOSSES = {x.__name__: x for x in (ContrastiveLoss, SigmoidLoss)}
 
 
-def trained(strategy):
+def trained(strategy, loss):
     """Weights after three steps; the texts of some rows belong to the same thing."""
     with strategy.scope():
-        model = small_clip()
-        model.compile(keras.optimizers.SGD(0.1), ContrastiveLoss())
+        model = small_siglip() if loss is SigmoidLoss else small_clip()
+        model.compile(keras.optimizers.SGD(0.01 if loss is SigmoidLoss else 0.1), loss())
     before = model.get_weights()
     things = np.array([0, 1, 2, 3, 4, 1, 6, 7] * 3)
     model.fit(pairs(24), things, batch_size=8, epochs=1, shuffle=False, verbose=0)
@@ -32,8 +34,9 @@ def distance(ones, others):
 
 
 if __name__ == "__main__":
-    # TensorFlow gathers in groups of one size in a process.
+    # TensorFlow gathers in groups of one size, and from one model, in a process.
     devices = [f"CPU:{i}" for i in range(int(sys.argv[1]))]
-    before, one = trained(tf.distribute.get_strategy())
-    _, several = trained(tf.distribute.MirroredStrategy(devices))
+    loss = LOSSES[sys.argv[2]]
+    before, one = trained(tf.distribute.get_strategy(), loss)
+    _, several = trained(tf.distribute.MirroredStrategy(devices), loss)
     print(json.dumps({"changed": distance(before, one), "apart": distance(one, several)}))

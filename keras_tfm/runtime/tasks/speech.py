@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +25,14 @@ def sample_rates(file: LoadedFile) -> dict[str, int]:
 
 
 def transcribe(
-    file: LoadedFile, audio: Audio, sample_rate: int | None, prompt: Sequence[int] | None
+    file: LoadedFile, audio: Audio, sample_rate: int | None, prompt: str | Sequence[int] | None
 ) -> str:
     """See `Model.transcribe`."""
     name, samples = as_samples(file, audio, sample_rate)
     inputs: dict[str, Values] = {name: samples[np.newaxis]}
     if prompt is not None:
-        inputs[target_of(file)] = [list(prompt)]
+        one = prompt if isinstance(prompt, str) else list(prompt)
+        inputs[target_of(file)] = cast("Values", [one])
     (text,) = answers(file, inputs)
     return text
 
