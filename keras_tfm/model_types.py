@@ -287,6 +287,14 @@ MODEL_TYPES = (
         "images and texts", padding="`pad_id`, which attention sees",
     ),
     ModelType(
+        "idefics3", "Idefics3, SmolVLM", "vision.smolvlm:IDEFICS3", "smolvlm", "images and texts",
+        arguments={"idefics3": True}, tokenizer="GPT2Tokenizer",
+    ),
+    ModelType(
+        "smolvlm", "SmolVLM2", "vision.smolvlm:SMOLVLM", "smolvlm", "images and texts",
+        vocabularies={"": 49280}, tokenizer="GPT2Tokenizer",
+    ),
+    ModelType(
         "lxmert", "LXMERT", "gallery.lxmert:LXMERT", "lxmert", "images and texts", padding="0",
         vocabularies={"": 30522},
     ),

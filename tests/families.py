@@ -31,6 +31,10 @@ def own_options():
     dim = sizes["dim"]
     gemma2 = {"windows": [4, None], "query_pre_attention_scalar": 3, "final_logit_soft_cap": 4.0}
     dinov2 = {"intermediate_dim": 2 * dim, "patch_size": (4, 6), "layer_scale": 0.7}
+    images_in_texts = {
+        "image": {**{x: y for x, y in sizes.items() if x != "dropout"}, "dim": 8},
+        "patch_size": 2, "scale_factor": 3, "image_id": 30, "num_images": 2,
+    }  # fmt: skip
     return {
         "deberta-v2": {"num_buckets": 4, "kernel_size": 3},
         "modernbert": {"dim": 2 * dim},
@@ -89,6 +93,7 @@ def own_options():
         # transformers pads no texts: `LENGTH` of saved_folders.py.
         "siglip": {"image": sizes, "text": {**sizes, "dim": 2 * dim}, "max_length": 9},
         "siglip_text_model": {"max_length": 9},
+        "idefics3": images_in_texts, "smolvlm": images_in_texts,
         "dalle": {
             "text_vocabulary_size": 11, "image_vocabulary_size": 4, "text_length": 2,
             "grid": (2, 3), "kernel_size": 3, "masks": ["row", "convolution"],

@@ -76,6 +76,7 @@ OPTIONS = {
     "detr, frozen": {"frozen_batch_norm": True},
     "depth_anything, metric": {"metric": True, "max_depth": 20.0},
     "resnet, bottleneck": {"bottleneck": True},
+    "smolvlm, one image": {"num_images": None, "tie_output": True, "attention_bias": True},
     "siglip_vision_model, other options": {
         "pooling": False, "architecture": "SiglipVisionModel", "image_size": 13,
     },
@@ -147,6 +148,8 @@ def inputs_of(model):
     target = rng.integers(4, VOCABULARY - 2, (3, 6)).astype("int32")
     frames = 2 * given.get("max_source_length", 1)
     sizes = next((x.shape[1:] for x in model.inputs if x.name == "pixels"), ())
+    if model.family == "smolvlm":
+        return with_images(model, rng)
     arrays = {
         "tokens": ids,
         "segments": (np.arange(LENGTH) > 4).astype("int32")[None].repeat(3, 0),
@@ -159,6 +162,17 @@ def inputs_of(model):
         "pixels": rng.integers(0, 256, (3, *sizes)).astype("float32"),
     }
     return {x.name: arrays[x.name] for x in model.inputs}
+
+
+def with_images(model, rng):
+    """Rows with two images, with one and with none; images of padding are noise."""
+    given, length = model.arguments, model.get_layer("connector").output.shape[1]
+    pixels = rng.integers(0, 256, (3, *model.input["pixels"].shape[1:]))
+    target = rng.integers(4, VOCABULARY - 2, (3, 2 * length + 5)).astype("int32")
+    target[0, 1 : length + 1] = target[1, 3 : length + 3] = given["image_id"]
+    if given["num_images"] is not None:
+        target[0, length + 2 : -3] = given["image_id"]
+    return {"pixels": pixels.astype("float32"), "target": target}
 
 
 def to_theirs(model, inputs):
@@ -176,7 +190,16 @@ def to_theirs(model, inputs):
     for name, x in inputs.items():
         if name == "pixels":
             mean, std = (np.array(model.arguments[f"image_{key}"]) for key in ("mean", "std"))
-            result["pixel_values"] = ((x / 255 - mean) / std).transpose(0, 3, 1, 2)
+            pixels = np.moveaxis((x / 255 - mean) / std, -1, -3)
+            if "image_id" in model.arguments:
+                pixels = pixels if x.ndim == 5 else pixels[:, None]
+                length = model.get_layer("connector").output.shape[1]
+                count = np.sum(inputs["target"] == model.arguments["image_id"], axis=1)
+                # transformers leaves out images of zeros.
+                pixels[np.arange(pixels.shape[1]) >= count[:, None] // length] = 0
+            result["pixel_values"] = pixels
+        elif name == "target" and "pixels" in inputs:
+            result["input_ids"] = x
         elif name == "features":
             result["input_features"] = x.transpose(0, 2, 1)
         else:

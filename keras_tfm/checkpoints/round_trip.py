@@ -29,6 +29,8 @@ def check_equal(model: Model, again: Model) -> None:
         arrays |= _speech(given, rng)
     if "vocabulary_size" in given:
         arrays |= _ids(model, again, rng)
+    if "image_id" in given:
+        arrays |= _images_in_texts(model, arrays)
     if "region_dim" in given:
         arrays |= _regions(given, rng)
 
@@ -94,6 +96,21 @@ def _images(given: Arguments, rng: np.random.Generator) -> dict[str, np.ndarray]
     size = given["image_size"] or given.get("position_size") or 67
     size = as_pair("image_size", size)
     return {"pixels": rng.integers(0, 256, (3, *size, len(given["image_mean"]))).astype("float32")}
+
+
+def _images_in_texts(model: Model, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """One image for each text, its tokens behind the first id; and no other of these tokens."""
+    given, pixels = model.arguments, arrays["pixels"]
+    image_id, size = given["image_id"], given["vocabulary_size"]
+    target = np.where(arrays["target"] == image_id, (image_id + 1) % size, arrays["target"])
+    count = model.get_layer("connector").output.shape[1]
+    image = np.full((len(target), count), image_id, "int32")
+    if given["num_images"] is not None:
+        pixels = np.repeat(pixels[:, np.newaxis], given["num_images"], axis=1)
+    return {
+        "pixels": pixels,
+        "target": np.concatenate([target[:, :1], image, target[:, 1:]], axis=1),
+    }
 
 
 def _speech(given: Arguments, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -48,6 +48,20 @@ _MASKS = ("attention_mask", "padding_mask", "input_mask")
 _LONG, _SHORT = 3, 2
 
 
+class Placeholder(NamedTuple):
+    """The token that features replace.
+
+    Attributes:
+        token_id: int, its id.
+        count: int, the number of features, if it is known: a row has the token as often, or never.
+        group: int, the number of features of one picture, if a row may have the first ones alone.
+    """
+
+    token_id: int
+    count: int | None
+    group: int | None
+
+
 @dataclass(frozen=True)
 class Input:
     """One input of a functional model.
@@ -67,9 +81,7 @@ class Input:
             reads, or an input named as those are in `transformers` and KerasHub.
         mask_of: str, the input of tokens whose padding mask this is, by its name there.
         end_id: int, the end token that rows must contain, which an `EndTokenPooling` looks for.
-        placeholder_id: int, the token that a `ReplacePlaceholders` replaces by features.
-        placeholders: int, the number of those features, if it is known: a row has the token as
-            often, or never.
+        placeholder: the token that a `ReplacePlaceholders` replaces by features.
         is_pixels: bool, whether only an `ImageNormalization` reads the input: pixels from 0 to 255.
         audio: an `AudioLayer` such as `LogMelSpectrogram`, if only such layers read the input.
     """
@@ -82,8 +94,7 @@ class Input:
     segments_of: str | None = None
     mask_of: str | None = None
     end_id: int | None = None
-    placeholder_id: int | None = None
-    placeholders: int | None = None
+    placeholder: Placeholder | None = None
     is_pixels: bool = False
     audio: AudioLayer | None = None
 
@@ -365,7 +376,7 @@ class _Reading(NamedTuple):
     has_rule: bool = False  # False for layers that do not decide where padding is
     is_segments: bool = False
     end_id: int | None = None
-    placeholder: tuple[int, int | None] | None = None
+    placeholder: Placeholder | None = None
     is_pixels: bool = False
     audio: AudioLayer | None = None
 
@@ -388,7 +399,7 @@ def _read_inputs(model: keras.Model) -> dict[str, Input]:
                         _Reading(
                             inner[place].vocabulary_size,
                             inner[place].masked_id,
-                            placeholder=_placeholder(inner[place]),
+                            placeholder=inner[place].placeholder,
                             is_pixels=inner[place].is_pixels,
                             audio=inner[place].audio,
                         )
@@ -416,8 +427,7 @@ def _read_inputs(model: keras.Model) -> dict[str, Input]:
             _masked_id(model, name, [x.masked_id for x in found if x.masked_id is not None]),
             "by_id" if reads_last and rule == "ends" else rule,
             end_id=next((x.end_id for x in found[::-1] if x.end_id is not None), None),
-            placeholder_id=None if placeholder is None else placeholder[0],
-            placeholders=None if placeholder is None else placeholder[1],
+            placeholder=placeholder,
             is_pixels=bool(found) and all(x.is_pixels for x in found),
             audio=found[0].audio if found and all(x.audio is not None for x in found) else None,
         )
@@ -441,10 +451,6 @@ def _specs(model: keras.Model) -> dict[str, keras.KerasTensor]:
     return {producer(x).operation.name: x for x in model.inputs}
 
 
-def _placeholder(known: Input) -> tuple[int, int | None] | None:
-    return None if known.placeholder_id is None else (known.placeholder_id, known.placeholders)
-
-
 def _reading(
     operation: keras.Operation, place: int, is_last: bool, tensors: Sequence[keras.KerasTensor]
 ) -> _Reading:
@@ -466,7 +472,8 @@ def _reading(
     if isinstance(operation, EndTokenPooling) and is_last:
         return _Reading(end_id=operation.end_id)
     if isinstance(operation, ReplacePlaceholders) and place == 1:
-        return _Reading(placeholder=(operation.token_id, tensors[2].shape[1]))
+        found = Placeholder(operation.token_id, tensors[2].shape[1], operation.group)
+        return _Reading(placeholder=found)
     if isinstance(operation, AudioLayer):
         return _Reading(audio=operation)
     return _Reading(is_pixels=isinstance(operation, ImageNormalization))

@@ -237,7 +237,8 @@ class Preparation:
             is_text,
         )
         known = self._inputs[self.target]
-        check_placeholders(self.target, result, known.placeholder_id, known.placeholders)
+        if known.placeholder is not None:
+            check_placeholders(self.target, result, *known.placeholder)
         return result
 
     def _check_range(self, name: str, ids: np.ndarray) -> None:

@@ -121,8 +121,8 @@ def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, Te
                 known_ids = known_ids[known_ids != (known.masked_id or 0)]
             ids = known_ids[np.arange(np.prod(shape)) % len(known_ids)]
             inputs[name] = generator.permutation(ids).reshape(shape).astype(x.dtype)
-            if known.placeholder_id is not None:  # in several steps
-                inputs[name][:, 1::2] = known.placeholder_id
+            if known.placeholder is not None:  # in several steps
+                inputs[name][:, 1::2] = known.placeholder.token_id
         else:
             inputs[name] = generator.normal(size=shape).astype(x.dtype)
     return {name: ops.convert_to_tensor(x) for name, x in inputs.items()}

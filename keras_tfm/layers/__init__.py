@@ -33,6 +33,7 @@ from keras_tfm.layers.gallery.triangle_attention import TriangleAttention
 from keras_tfm.layers.gallery.triangle_multiplication import TriangleMultiplication
 from keras_tfm.layers.images.image_normalization import ImageNormalization
 from keras_tfm.layers.images.patch_embedding import PatchEmbedding
+from keras_tfm.layers.images.pixel_shuffle import PixelShuffle
 from keras_tfm.layers.images.random_resized_crop import RandomResizedCrop
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.attention import attention
@@ -108,6 +109,7 @@ __all__ = [
     "PairBlock",
     "PairEmbedding",
     "PatchEmbedding",
+    "PixelShuffle",
     "PositionEmbedding",
     "PositionEmbedding2D",
     "PositionTerms",

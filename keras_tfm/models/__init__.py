@@ -66,6 +66,7 @@ from keras_tfm.models.vision.detr import detr, without_auxiliary_outputs
 from keras_tfm.models.vision.resnet import resnet
 from keras_tfm.models.vision.siglip import siglip
 from keras_tfm.models.vision.siglip_encoders import siglip_image, siglip_text
+from keras_tfm.models.vision.smolvlm import smolvlm
 from keras_tfm.models.vision.vit import vit
 from keras_tfm.models.with_dtype import with_dtype
 
@@ -131,6 +132,7 @@ __all__ = [
     "siglip_image",
     "siglip_text",
     "smollm3",
+    "smolvlm",
     "t5",
     "t5gemma",
     "t5gemma2",

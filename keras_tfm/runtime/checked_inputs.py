@@ -179,7 +179,13 @@ def prompt_rows(
         not isinstance(values, list | tuple),
         isinstance(values, TokenRows),
     )
-    check_placeholders(name, rows, expected.placeholder_id, expected.placeholders)
+    check_placeholders(
+        name,
+        rows,
+        expected.placeholder_id,
+        expected.placeholders,
+        expected.placeholder_group,
+    )
     return rows
 
 

@@ -26,6 +26,8 @@ LEFT_OUT = {"architectures", "model_type", "dtype", "torch_dtype", "return_dict"
 OWN = {
     "depth_anything": {"image_size"}, "detr": {"image_size"}, "lxmert": {"num_regions"},
     "siglip": {"image_size"}, "siglip_vision_model": {"image_size"},
+    # Without it, transformers makes a Llama of 7 billion parameters.
+    "idefics3": {"text_config"}, "smolvlm": {"text_config"},
 }  # fmt: skip
 MISSING = object()
 FULL, SLIDING = "full_attention", "sliding_attention"

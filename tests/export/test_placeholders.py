@@ -51,7 +51,7 @@ def test_one_word_of_a_text_stands_for_all_features(file):
 
 def test_wrong_numbers_are_refused(file):
     pixels = PROCESSOR(PICTURES[0])
-    message = r"token 6 as often as there are features \(6\), or never; row 0 has it 2 times"
+    message = r"token 6 as often as it has features \(6\), or never; row 0 has it 2 times"
     with pytest.raises(ValueError, match=message):
         file.generate({"pixels": pixels, "target": [[2, IMAGE, IMAGE]]})
     with pytest.raises(ValueError, match=message):

@@ -43,6 +43,7 @@ from keras_tfm.layers import (
     PairBlock,
     PairEmbedding,
     PatchEmbedding,
+    PixelShuffle,
     PositionalEncoding,
     PositionalEncoding2D,
     PositionEmbedding,
@@ -214,6 +215,7 @@ CASES = {
         (PIXELS / 255,),
     ),
     "PrefixTokens": Case(PrefixTokens, {"count": 2, "index": 1, "initializer": GLOROT}, (X,)),
+    "PixelShuffle": Case(PixelShuffle, {"factor": 2}, (X[:, :4],)),
     "PatchEmbedding": Case(
         PatchEmbedding,
         {
@@ -464,7 +466,7 @@ LEARNING = {
     not in (
         *(PositionalEncoding, PositionalEncoding2D, Dropout, SequencePooling, EndTokenPooling),
         *(ImageNormalization, ImageDenormalization, RandomResizedCrop, LogMelSpectrogram),
-        *(ConcatenatePrefix, RemovePrefix, ReplacePlaceholders, GumbelSoftmax),
+        *(ConcatenatePrefix, RemovePrefix, ReplacePlaceholders, GumbelSoftmax, PixelShuffle),
     )
 }
 # Under any policy: what they read is cast after them.
@@ -573,6 +575,10 @@ def test_symbolic_equals_eager(case):
 def test_lengths_may_be_unknown(case):
     layer = case.make()
     inputs = [keras.Input((None, *x.shape[2:]), dtype=str(x.dtype)) for x in case.inputs]
+    if case.layer is PixelShuffle:  # it needs the side of the square
+        with pytest.raises(ValueError, match="with N and D known"):
+            layer(*inputs)
+        return
     required = {name: x for name, x in case.keywords.items() if name == "memory"}
     given = {name: keras.Input((None, *x.shape[2:])) for name, x in required.items()}
     y = layer(*case.positional(inputs), **given, **case.functions)

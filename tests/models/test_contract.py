@@ -185,6 +185,9 @@ def inputs_of(case):
         "target": [[1, 4, 5, 6, 7], [1, 9, 0, 0, 0]],
         "codes": [[3, 4, 5, 6, 2, 1], [0, 1, 2, 4, 6, 5]],
     }
+    if builder_of(case.partition(",")[0]) == "smolvlm":  # with two images and with one
+        image = [30] * 4
+        arrays["target"] = [[1, *image, *image, 4, 5], [1, 7, *image, 9, 0, 0, 0, 0]]
     inputs = {}
     for x in model_of(case).inputs:
         if x.name == "pixels":
@@ -208,7 +211,7 @@ def inputs_of(case):
 def lengths_of(inputs):
     """Those to export for."""
     lengths = {"source_length": inputs["audio"].shape[1] if "audio" in inputs else 5}
-    return {**lengths, "max_length": 5} if "target" in inputs else lengths
+    return {**lengths, "max_length": inputs["target"].shape[1]} if "target" in inputs else lengths
 
 
 def outputs_of(model, inputs):
@@ -330,7 +333,8 @@ def test_more_padding_changes_nothing(case):
     """In a sequence of features, no row that is a token's; in one vector a row, nothing."""
     inputs, expected = inputs_of(case), expected_of(case)
     longer = {
-        name: x if name in REGIONS else np.pad(x, [(0, 0), (0, 2)]) for name, x in inputs.items()
+        name: x if name in REGIONS or x.ndim > 2 else np.pad(x, [(0, 0), (0, 2)])
+        for name, x in inputs.items()
     }
     ids = (x for name, x in inputs.items() if x.dtype == "int32" and name not in REGIONS)
     real = next(ids, np.zeros((2, 0))) != 0
@@ -432,6 +436,7 @@ def test_it_goes_to_hugging_face_and_comes_back(case, tmp_path):
 
     save_huggingface(model_of(case), tmp_path / "folder")
     options = {"audio": False} if case == "whisper, features" else {}
+    options |= {"num_images": 2} if builder_of(CASES[case][0]) == "smolvlm" else {}
     again = load_huggingface(tmp_path / "folder", **options)
     # Gemma's norms are saved as scale - 1, which rounds scales below 0.5 at 6e-8.
     tolerance = {"gemma": 1e-6, "t5gemma": 5e-6, "t5gemma2": 5e-6}.get(

@@ -229,6 +229,7 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
     }  # fmt: skip
     counts: dict[str, dict[str, dict]] = {
         "bert": {}, "gpt": {}, "gemma": {}, "t5": {}, "m2m_100": {}, "t5gemma2": {},
+        "smolvlm": {},
     }  # fmt: skip
     with torch.device("meta"):
         for size, (layers, dim) in bert.items():
@@ -297,6 +298,28 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
             for part in (model.model.encoder.text_model, model.model.decoder):
                 del part.embed_tokens.eoi_embedding
             counts["t5gemma2"][size] = counted(model, 262144)
+        base = {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12}
+        so400m = {
+            "num_hidden_layers": 27, "hidden_size": 1152, "num_attention_heads": 16,
+            "intermediate_size": 4304, "image_size": 384, "patch_size": 14,
+        }  # fmt: skip
+        smolvlm = {
+            "256m": (30, 576, 9, 3, 1536), "500m": (32, 960, 15, 5, 2560),
+            "2.2b": (24, 2048, 32, 32, 8192),
+        }  # fmt: skip
+        for size, (layers, dim, heads, groups, inner) in smolvlm.items():
+            large = size == "2.2b"
+            text = {
+                "model_type": "llama", "num_hidden_layers": layers, "hidden_size": dim,
+                "num_attention_heads": heads, "num_key_value_heads": groups,
+                "intermediate_size": inner, "vocab_size": 49280,
+            }  # fmt: skip
+            vision = so400m if large else {**base, "image_size": 512, "patch_size": 16}
+            config = transformers.SmolVLMConfig(
+                text_config=text, vision_config=vision, scale_factor=3 if large else 4
+            )
+            model = transformers.SmolVLMForConditionalGeneration(config)
+            counts["smolvlm"][size] = counted(model, 49280)
     return counts
 
 

@@ -27,19 +27,19 @@ from keras_tfm.layers.embeddings.token_mask import NO_TOKEN
 
 _QKV = ["query", "key", "value"]
 # Values of fields that are missing in `config.json`.
-_LLAMA: Arguments = {
+LLAMA_DEFAULTS: Arguments = {
     "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
     "intermediate_size": 11008, "num_key_value_heads": None, "head_dim": None,
     "max_position_embeddings": 2048, "tie_word_embeddings": False,
 }  # fmt: skip
 _QWEN = {
-    **_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32,
+    **LLAMA_DEFAULTS, "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
 }  # fmt: skip
 _DEFAULTS = {
-    "llama": _LLAMA,
+    "llama": LLAMA_DEFAULTS,
     "mistral": {
-        **_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8,
+        **LLAMA_DEFAULTS, "intermediate_size": 14336, "num_key_value_heads": 8,
         "max_position_embeddings": 131072,
     },
     "qwen2": _QWEN,

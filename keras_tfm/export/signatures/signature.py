@@ -54,7 +54,7 @@ class Argument:
         known = self.input
         if known is None:
             return entry
-        audio = known.audio
+        audio, place = known.audio, known.placeholder
         return replace(
             entry,
             pad_id=known.pad_id,
@@ -66,8 +66,9 @@ class Argument:
             sample_rate=None if audio is None else audio.sample_rate,
             shortest=audio.shortest if audio is not None and audio.shortest > 1 else None,
             vocabulary_size=known.vocabulary_size,
-            placeholder_id=known.placeholder_id,
-            placeholders=known.placeholders,
+            placeholder_id=None if place is None else place.token_id,
+            placeholders=None if place is None else place.count,
+            placeholder_group=None if place is None else place.group,
         )
 
 

@@ -15,6 +15,7 @@ from keras_tfm.layers.decoding.cache import value_of
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.embeddings.lookup import as_integers, is_traced
 from keras_tfm.layers.types import Config, Shape, Size, Tensor
+from keras_tfm.runtime.decoding.placeholders import check_count
 
 _checks: ContextVar[bool] = ContextVar("checks_placeholders", default=True)
 
@@ -58,6 +59,10 @@ class ReplacePlaceholders(RematerializedLayer):
 
     Args:
         token_id: int, id of the placeholder token.
+        group: int, number of features that belong together, such as those of one picture or tile.
+            A row may then have placeholders for its first groups alone: the others are padding, for
+            instance pictures that other rows of the batch have. Default: a row has placeholders
+            for all of its features.
 
     Call arguments:
         x: float tensor (B, T, D), embeddings of the tokens.
@@ -71,9 +76,9 @@ class ReplacePlaceholders(RematerializedLayer):
 
     Raises:
         ValueError: shapes that do not fit. Where the tokens are known (not in a compiled function):
-            a row with placeholders whose number is not that of its features. A row without
-            placeholders is text alone. In a compiled function surplus placeholders keep their
-            embeddings, and surplus features are not used.
+            a row with placeholders whose number is not that of its features, or with `group` not a
+            multiple of it, or more. A row without placeholders is text alone. In a compiled
+            function surplus placeholders keep their embeddings, and surplus features are not used.
 
     Example:
 
@@ -86,10 +91,12 @@ class ReplacePlaceholders(RematerializedLayer):
     [0.0, 0.5, 0.0, 0.75]
     """
 
-    def __init__(self, token_id: int, **kwargs: Any):
+    def __init__(self, token_id: int, group: int | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         check_integer("token_id", token_id, minimum=0)
+        check_integer("group", group, optional=True)
         self.token_id = token_id
+        self.group = group
         self.supports_masking = True
 
     def build(self, x_shape: Shape, tokens_shape: Shape, features_shape: Shape) -> None:
@@ -166,13 +173,8 @@ class ReplacePlaceholders(RematerializedLayer):
             return
         found = ops.convert_to_numpy(is_placeholder).sum(1)
         wanted = np.broadcast_to(np.reshape(ops.convert_to_numpy(real), (-1,)), found.shape)
-        rows = np.flatnonzero((found != wanted) & (found > 0))
-        if rows.size:
-            i = rows[0]
-            raise ValueError(
-                f"{self.name}: a row must have the token {self.token_id} as often as it has "
-                f"features ({wanted[i]}), or never; row {i} has it {found[i]} times"
-            )
+        for i, (a, b) in enumerate(zip(found.tolist(), wanted.tolist(), strict=True)):
+            check_count(self.name, f"row {i}", a, self.token_id, b, self.group)
 
     def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Shape:
         """(B, T, D)."""
@@ -180,7 +182,7 @@ class ReplacePlaceholders(RematerializedLayer):
 
     def get_config(self) -> Config:
         """The constructor's arguments."""
-        return {**super().get_config(), "token_id": self.token_id}
+        return {**super().get_config(), "token_id": self.token_id, "group": self.group}
 
 
 def _size(x: Tensor, axis: int) -> Size:

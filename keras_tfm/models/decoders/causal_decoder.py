@@ -1,6 +1,6 @@
 """The decoder-only model that GPT, Llama and Gemma share: embedding, blocks, logits."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,7 @@ class CausalDecoder:
         positions: keras.layers.Layer | None = None,
         norm: keras.layers.Layer | None = None,
         stack: Callable[[Tensor, Tensor, list[keras.layers.Layer]], Tensor] | None = None,
+        others: Mapping[str, Tensor] | None = None,
     ) -> Model:
         """The model from `tokens` to logits.
 
@@ -66,11 +67,12 @@ class CausalDecoder:
             norm: normalisation after the last block.
             stack: function of the token ids, the embedded tokens and the blocks that returns the
                 result of the last block. Default: each block is given the result of the one before.
+            others: the other inputs by name, which `stack` reads; the tokens are then `target`.
         """
         if self.num_layers < 1:
             raise ValueError(f"num_layers must be at least 1, got {self.num_layers}")
         windows = each_window(self.windows, self.num_layers)
-        tokens = keras.Input((None,), dtype="int32", name="tokens")
+        tokens = keras.Input((None,), dtype="int32", name="target" if others else "tokens")
         embedding = TokenEmbedding(
             self.vocabulary_size,
             self.dim,
@@ -109,7 +111,8 @@ class CausalDecoder:
             logits = logits / self.logits_scaling
         if self.soft_cap is not None:
             logits = self.soft_cap * ops.tanh(logits / self.soft_cap)
-        return Model(tokens, logits, name=self.name)
+        inputs = {**others, "target": tokens} if others else tokens
+        return Model(inputs, logits, name=self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import keras
+from keras import ops
 
 from keras_tfm.arguments import check_integer, check_rate
 from keras_tfm.layers import (
@@ -18,7 +20,7 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
 )
 from keras_tfm.layers.images.patch_embedding import as_pair
-from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
+from keras_tfm.layers.types import Activation, Arguments, DType, Shape, Tensor
 from keras_tfm.models.encoder_arguments import EncoderArguments
 from keras_tfm.models.heads.head_base import token
 from keras_tfm.models.identity import Marker, builder
@@ -164,16 +166,22 @@ class PixelEncoder(EncoderArguments):
     patch_bias: bool = True
     embedding_norm: bool = False
 
-    def encode(self) -> tuple[Tensor, Tensor, list[str]]:
+    def encode(self, num_images: int | None = None) -> tuple[Tensor, Tensor, list[str]]:
         """From pixels to the features after the last block, before any normalisation.
+
+        Args:
+            num_images: int, number of images of each row: the input is (B, N, H, W, C), and the
+                features are those of B N images. Default: a row is an image.
 
         Returns:
             The symbolic input, the symbolic features (B, P + N, D), and the names of the blocks.
         """
-        pixels, _, outputs, blocks = self.encode_blocks()
+        pixels, _, outputs, blocks = self.encode_blocks(num_images)
         return pixels, outputs[-1], blocks
 
-    def encode_blocks(self) -> tuple[Tensor, Tensor, list[Tensor], list[str]]:
+    def encode_blocks(
+        self, num_images: int | None = None
+    ) -> tuple[Tensor, Tensor, list[Tensor], list[str]]:
         """As `encode`, with the features after each block.
 
         Returns:
@@ -182,10 +190,14 @@ class PixelEncoder(EncoderArguments):
         """
         size = (None, None) if self.image_size is None else as_pair("image_size", self.image_size)
         grid, count = self._grid(), self.class_token + self.distillation_token
-        pixels = keras.Input((*size, len(self.image_mean)), name="pixels")
+        axes = () if num_images is None else (num_images,)
+        pixels = keras.Input((*axes, *size, len(self.image_mean)), name="pixels")
         normalization = ImageNormalization(
             self.image_mean, self.image_std, name=f"{self.prefix}normalization"
         )
+        x = normalization(pixels)
+        if num_images is not None:
+            x = FoldImages(name=f"{self.prefix}fold")(x)
         patches = PatchEmbedding(
             self.dim,
             self.patch_size,
@@ -193,7 +205,7 @@ class PixelEncoder(EncoderArguments):
             kernel_initializer=_initializer(),
             dtype=self.dtype,
             name=f"{self.prefix}patches",
-        )(normalization(pixels))
+        )(x)
         if count:
             x = self._tokens(count, 0, "prefix")(patches)
         else:
@@ -273,6 +285,29 @@ class PixelEncoder(EncoderArguments):
             dtype=self.dtype,
             name=name,
         )
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class FoldImages(keras.layers.Layer):
+    """Makes one batch of the images of all rows: (B, N, H, W, C) -> (B N, H, W, C).
+
+    >>> import numpy as np
+    >>> from keras_tfm.models.vision.vit import FoldImages
+    >>> FoldImages()(np.zeros((2, 3, 4, 5, 1), "float32")).shape
+    TensorShape([6, 4, 5, 1])
+    """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(autocast=False, **kwargs)
+
+    def call(self, x: Tensor) -> Tensor:
+        """(B, N, H, W, C) -> (B N, H, W, C)."""
+        return ops.reshape(x, (-1, *x.shape[2:]))
+
+    def compute_output_shape(self, x_shape: Shape) -> Shape:
+        """(B N, H, W, C)."""
+        batch, count = x_shape[:2]
+        return (None if batch is None else batch * count, *x_shape[2:])
 
 
 def _initializer() -> keras.initializers.Initializer:

@@ -90,7 +90,7 @@ def random_inputs(
 def insert_placeholders(rows: np.ndarray, known: Input) -> np.ndarray:
     """Random ids (..., T) with the placeholders of a model behind the first id, and nowhere else.
 
-    Rows that are too short get none.
+    They get those of as many pictures as fit, or none.
 
     >>> import numpy as np
     >>> from keras_tfm.runtime.inspection.random_inputs import insert_placeholders
@@ -105,8 +105,9 @@ def insert_placeholders(rows: np.ndarray, known: Input) -> np.ndarray:
         return rows
     others = [x for x in (token_id - 1, token_id + 1, token_id + 2) if x not in (-1, known.pad_id)]
     rows = np.where(rows == token_id, others[0], rows).astype(rows.dtype)
-    if rows.shape[-1] > count:
-        rows[..., 1 : 1 + count] = token_id
+    group = known.placeholder_group or count
+    count = min(count, (rows.shape[-1] - 1) // group * group)
+    rows[..., 1 : 1 + count] = token_id
     return rows
 
 

@@ -90,6 +90,8 @@ class Input(Tensor):
         vocabulary_size: int, the number of ids.
         placeholder_id: int, the id that stands for features, such as those of a picture.
         placeholders: int, the number of the features: a row has the id as often, or never.
+        placeholder_group: int, the number of those of one picture: a row may have the first
+            pictures alone.
     """
 
     kind: Annotated[str, among(KINDS)]
@@ -105,6 +107,7 @@ class Input(Tensor):
     vocabulary_size: Size | None = None
     placeholder_id: Id | None = None
     placeholders: Size | None = None
+    placeholder_group: Size | None = None
 
     @property
     def is_ids(self) -> bool:
@@ -118,8 +121,8 @@ class Input(Tensor):
 
     @property
     def is_pixels(self) -> bool:
-        """Whether it takes the pixels of pictures, (B, H, W, C), uint8."""
-        return self.dtype == "uint8" and len(self.shape) == 4
+        """Whether it takes the pixels of pictures, (B, H, W, C) or (B, N, H, W, C), uint8."""
+        return self.dtype == "uint8" and len(self.shape) in (4, 5)
 
 
 @dataclass(frozen=True, kw_only=True)

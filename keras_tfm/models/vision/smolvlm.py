@@ -1,0 +1,216 @@
+"""SmolVLM and SmolVLM2 (arXiv:2504.05299), Idefics3 (2408.12637): image tokens in the text."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tfm.arguments import check_integer
+from keras_tfm.layers import (
+    LayerNormalization,
+    PixelShuffle,
+    ReplacePlaceholders,
+    Residual,
+    RotaryEmbedding,
+    gelu_tanh,
+)
+from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Tensor
+from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, initializer
+from keras_tfm.models.identity import builder
+from keras_tfm.models.model import Model
+from keras_tfm.models.vision.siglip_encoders import MEAN, STD
+from keras_tfm.models.vision.vit import PixelEncoder
+
+# SigLIP of ViT-B's size, the default, and its shape-optimised size.
+_SO400M: Arguments = {"dim": 1152, "num_layers": 27, "num_heads": 16, "intermediate_dim": 4304}
+# Section 2 of the SmolVLM paper: SigLIP-B/16 with SmolLM2-135M and -360M, SigLIP-SO400M with
+# SmolLM2-1.7B; its pixel shuffle of 4, 4 and 3. Images of 512 and 384 pixels: the blog posts on
+# SmolVLM-256M and on SmolVLM (hf.co/blog/smolervlm, hf.co/blog/smolvlm), which has the number of
+# positions and, as "273k", their base, in full in the configuration. That of SmolVLM2-500M, which
+# was compared, has an output of its own. Use: smolvlm(49280, **SIZES["256m"]).
+SIZES: dict[str, Arguments] = {
+    "256m": {
+        "dim": 576, "num_layers": 30, "num_heads": 9, "num_key_value_heads": 3,
+        "intermediate_dim": 1536,
+    },
+    "500m": {
+        "dim": 960, "num_layers": 32, "num_heads": 15, "num_key_value_heads": 5,
+        "intermediate_dim": 2560,
+    },
+    "2.2b": {
+        "dim": 2048, "num_layers": 24, "num_heads": 32, "intermediate_dim": 8192,
+        "rope_theta": 273768.0, "max_length": 16384, "image_size": 384, "patch_size": 14,
+        "scale_factor": 3, "image": _SO400M,
+    },
+}  # fmt: skip
+
+
+@builder
+def smolvlm(
+    vocabulary_size: int,
+    dim: int = 576,
+    num_layers: int = 30,
+    num_heads: int = 9,
+    intermediate_dim: int = 1536,
+    num_key_value_heads: int | None = None,
+    head_dim: int | None = None,
+    activation: Activation = "silu",
+    rms_norm_epsilon: float = 1e-5,
+    rope_theta: float = 100000.0,
+    rope_scaling: Any = None,
+    attention_bias: bool | Collection[str] = False,
+    feed_forward_bias: bool = False,
+    attention_dropout: float = 0.0,
+    tie_output: bool = False,
+    max_length: int = 8192,
+    pad_id: int | None = None,
+    image_id: int = 49190,
+    num_images: int | None = None,
+    image_size: int | Sequence[int] = 512,
+    patch_size: int | Sequence[int] = 16,
+    scale_factor: int = 4,
+    image: Mapping[str, Any] | None = None,
+    image_mean: Sequence[float] = MEAN,
+    image_std: Sequence[float] = STD,
+    idefics3: bool = False,
+    name: str = "smolvlm",
+    dtype: DType = None,
+) -> Model:
+    """A vision-language model: from images and a text with their places to logits.
+
+    SigLIP's encoder makes features of the patches of each image, `layers.PixelShuffle` joins
+    `scale_factor`^2 of them, a dense layer projects them (L features an image), and
+    `layers.ReplacePlaceholders` puts them where the text has the token `image_id`, in the order of
+    the images. A decoder of Llama's kind continues the text. The image encoder does not see the
+    text: it runs once for a text, and not at each step.
+
+    With `num_images`, a row has several images, such as the tiles of a large picture and the whole.
+    It has the token L times for each of its first images; those after them are padding, of any
+    values. A row without the token is text alone.
+
+    Args:
+        image_id: int, id of the placeholder token `<image>`.
+        num_images: int, number of images of each row (N). Default: one, without an axis for it.
+        image_size: int or (height, width) of each image, in pixels: a square number of patches.
+        scale_factor: int, patches that are joined in each direction.
+        image: dict, arguments of the image encoder, "dim", "num_layers", "num_heads",
+            "intermediate_dim", "activation", "layer_norm_epsilon" and "attention_dropout". Default:
+            those of SigLIP's base size.
+        image_mean, image_std: list of float, mean and standard deviation of each channel, for
+            values from 0 to 1. Their length is the number of channels (C).
+        idefics3: bool, whether the model is saved as Idefics3, which computes the same.
+
+    Returns:
+        A functional model from a dict of `pixels` (B, height, width, C), or with `num_images`
+        (B, N, height, width, C), values from 0 to 255, and `target` (B, T), int32, to logits
+        (B, T, V).
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range, or one of `image` that is unknown.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.models import smolvlm
+    >>> tower = {"dim": 6, "num_layers": 1, "num_heads": 2, "intermediate_dim": 7}
+    >>> model = smolvlm(
+    ...     11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, image_id=9,
+    ...     num_images=2, image_size=8, patch_size=2, scale_factor=2, image=tower,
+    ... )
+    >>> pixels = np.zeros((1, 2, 8, 8, 3), "uint8")  # two images, each of four features
+    >>> target = np.array([[1, *[9] * 8, 3, 4]])
+    >>> model({"pixels": pixels, "target": target}).shape
+    TensorShape([1, 11, 11])
+    """
+    check_integer("image_id", image_id, minimum=0)
+    check_integer("num_images", num_images, optional=True)
+    if image_id >= vocabulary_size:
+        raise ValueError(
+            f"image_id must be in the vocabulary, 0..{vocabulary_size - 1}, got {image_id}"
+        )
+    parts = PixelEncoder(
+        image_size=image_size, patch_size=patch_size, position_size=None, image_mean=image_mean,
+        image_std=image_std, dropout=0.0, dtype=dtype, prefix="image_", class_token=False,
+        **image_encoder_arguments(image),
+    )  # fmt: skip
+    pixels, x, _ = parts.encode(num_images)
+    x = LayerNormalization(epsilon=parts.layer_norm_epsilon, dtype=dtype, name="image_final_norm")(
+        x
+    )
+    x = PixelShuffle(scale_factor, dtype=dtype, name="pixel_shuffle")(x)
+    length = x.shape[1]
+    x = keras.layers.Dense(
+        dim, use_bias=False, kernel_initializer=initializer(), dtype=dtype, name="connector"
+    )(x)
+    features = x
+    if num_images is not None:  # one sequence of the images of a row
+        features = JoinImages(num_images, name="features")(x)
+    decoder = RotaryDecoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
+        head_dim=head_dim, activation=activation, rms_norm_epsilon=rms_norm_epsilon,
+        attention_bias=attention_bias, feed_forward_bias=feed_forward_bias,
+        attention_dropout=attention_dropout, tie_output=tie_output, pad_id=pad_id, name=name,
+        dtype=dtype,
+    )  # fmt: skip
+
+    def block(i: int, window: int | None) -> keras.layers.Layer:
+        position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
+        residual = Residual(input_norm=decoder.norm("norm"), dtype=dtype)
+        return decoder.block(f"decoder_{i}", window, position, residual)
+
+    def stack(tokens: Tensor, x: Tensor, blocks: list[keras.layers.Layer]) -> Tensor:
+        group = None if num_images is None else length
+        places = ReplacePlaceholders(image_id, group=group, dtype=dtype, name="image_tokens")
+        x = places(x, tokens, features)
+        for layer in blocks:
+            x = layer(x)
+        return x
+
+    return decoder.build(
+        block, norm=decoder.norm("decoder_norm"), stack=stack, others={"pixels": pixels}
+    )
+
+
+def image_encoder_arguments(given: Mapping[str, Any] | None) -> Arguments:
+    """The arguments of the image encoder, with the defaults of SigLIP's base size."""
+    known: Arguments = {
+        "dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072,
+        "activation": gelu_tanh, "layer_norm_epsilon": 1e-6, "attention_dropout": 0.0,
+    }  # fmt: skip
+    wrong = [name for name in given or {} if name not in known]
+    if wrong:
+        raise ValueError(f"image= must have arguments among {list(known)}, got {wrong[0]!r}")
+    return {**known, **(given or {})}
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class JoinImages(keras.layers.Layer):
+    """Makes one sequence of the features of N images: (B N, L, D) -> (B, N L, D).
+
+    >>> import numpy as np
+    >>> from keras_tfm.models.vision.smolvlm import JoinImages
+    >>> JoinImages(3)(np.zeros((6, 7, 8), "float32")).shape
+    TensorShape([2, 21, 8])
+    """
+
+    def __init__(self, num_images: int, **kwargs: Any):
+        super().__init__(autocast=False, **kwargs)
+        self.num_images = num_images
+
+    def call(self, x: Tensor) -> Tensor:
+        """(B N, L, D) -> (B, N L, D)."""
+        return ops.reshape(x, (-1, self.num_images * x.shape[1], x.shape[2]))
+
+    def compute_output_shape(self, x_shape: Shape) -> Shape:
+        """(B, N L, D)."""
+        rows, length, dim = x_shape
+        return (
+            None if rows is None else rows // self.num_images, self.num_images * length, dim
+        )  # fmt: skip
+
+    def get_config(self) -> Config:
+        """The constructor's arguments."""
+        return {**super().get_config(), "num_images": self.num_images}
