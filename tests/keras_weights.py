@@ -16,7 +16,7 @@ def randomize(layer, seed=0):
     rng = np.random.default_rng(seed)
     for weight in layer.weights:
         kind = weight.path.rsplit("/", 1)[-1]
-        if kind == "kernel":
+        if kind in ("kernel", "recurrent_kernel"):
             inputs = np.prod(weight.shape[:-1])  # of a convolution, those of its window
             values = rng.normal(scale=inputs**-0.5, size=weight.shape)
         elif kind in (

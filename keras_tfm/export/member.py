@@ -135,7 +135,7 @@ def store_tokenizers(request: Request, tokenizer: object, detokenizer: object) -
         shared = len(set(forms.values())) == 1
         entries.setdefault(form, ("" if shared else f"{name}_") + f"tokenizer{form.ending}")
     for name, form in forms.items():
-        steps = request.roles != ["predict"] and name == request.target
+        steps = request.is_stepped and name == request.target
         start_id, end_ids = (request.start_id, request.end_ids) if steps else (None, ())
         check_tokenizer(request.model, name, form.read(entries[form]), start_id, end_ids)
     return Tokenizers(
@@ -147,10 +147,10 @@ def store_tokenizers(request: Request, tokenizer: object, detokenizer: object) -
 
 def _by_input(request: Request, tokenizer: object, detokenizer: object) -> dict[str, object]:
     result = by_input(request.model, tokenizer)
-    if request.roles == ["predict"]:
+    if not request.is_stepped:
         if detokenizer is not None:
             raise ValueError(
-                "a detokenizer is for generated text, got one with only the signature 'predict'"
+                "a detokenizer is for generated text, got one without a signature that generates"
             )
         return result
     target = request.target

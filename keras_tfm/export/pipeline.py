@@ -27,6 +27,7 @@ from keras_tfm.runtime.manifest.manifest import (
     ONE_MODEL,
     SEVERAL_MODELS,
     WITH_STATES,
+    WITH_STREAMS,
     Identity,
     Manifest,
 )
@@ -144,7 +145,9 @@ def convert_members(
     own = models.get(ONLY, FileMember(model=None))
     manifest = Manifest(
         keras_tfm=__version__,
-        format=WITH_STATES
+        format=WITH_STREAMS
+        if any(x.role == "stream" for x in signatures)
+        else WITH_STATES
         if any("states" in x.settings for x in signatures)
         else ONE_MODEL
         if ONLY in models

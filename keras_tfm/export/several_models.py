@@ -18,7 +18,7 @@ from typing import Any
 import keras
 
 from keras_tfm.export.member import Images, Member, make_member
-from keras_tfm.export.signatures.request import ExportArguments, Request
+from keras_tfm.export.signatures.request import WITHOUT_STEPS, ExportArguments, Request
 from keras_tfm.export.signatures.signature import Signature
 from keras_tfm.export.signatures.text import TEXT
 from keras_tfm.generation.interface import Input, interface_of
@@ -69,9 +69,11 @@ def check_models(
             "a file of its own, but one may generate: name its signatures, as in "
             f"signatures={{{next(iter(models))!r}: ['generate']}}"
         )
-    if of_one is not None and (len(of_one) != 1 or not set(of_one) <= set(models)):
+    generating = [x for x, roles in (of_one or {}).items() if not set(roles) <= set(WITHOUT_STEPS)]
+    if of_one is not None and (len(generating) > 1 or not of_one or not set(of_one) <= set(models)):
         raise ValueError(
-            f"signatures must be those of one model among {list(models)}, got {dict(of_one)}"
+            f"signatures must be those of models among {list(models)}, one of which may generate, "
+            f"got {dict(of_one)}"
         )
     for roles in (of_one or {}).values():
         if any(role.endswith(TEXT) for role in roles):
@@ -117,8 +119,10 @@ def make_members(
     for name, model in models.items():
         own: Any = {**arguments, "source_length": source_lengths.get(name)}
         roles = (signatures or {}).get(name)
-        if roles is None:
+        if set(roles or ()) <= set(WITHOUT_STEPS):
             own = {key: x for key, x in own.items() if key not in _GENERATION}
+        if "stream" not in (roles or ()):
+            own["piece_length"] = None
         try:
             member = make_member(
                 model,

@@ -6,6 +6,7 @@ And `embed`: sentence embeddings of texts.
 from keras_tfm.generation import processors as processors
 from keras_tfm.generation.embed import embed
 from keras_tfm.generation.generator import Generated, Generator, generate
+from keras_tfm.generation.model_stream import ModelStream
 from keras_tfm.generation.step_rules.step_rule import StepRule, register_step
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.stepping import check_stepping
@@ -32,6 +33,7 @@ __all__ = [
     "Generated",
     "Generator",
     "Greedy",
+    "ModelStream",
     "PromptLookup",
     "Sample",
     "StepRule",

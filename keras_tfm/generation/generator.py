@@ -324,7 +324,7 @@ class Generator:
                 with rounded_reads(self.model):  # once for all steps of a loop
                     return function(*tensors)
 
-            compiled = _compile(run_rounded, self._variables, self.jit_compile)
+            compiled = compile_function(run_rounded, self._variables, self.jit_compile)
             self._compiled[key] = compiled
         return self._compiled[key]
 
@@ -376,8 +376,10 @@ class Generator:
         )
 
 
-def _compile(
-    function: Callable[..., Any], variables: Sequence[keras.Variable], jit_compile: bool
+def compile_function(
+    function: Callable[..., Any],
+    variables: Sequence[keras.Variable],
+    jit_compile: bool = False,
 ) -> Callable[..., Any]:
     """The function, compiled on TensorFlow and JAX; each call reads the variables' values."""
     if keras.backend.backend() == "tensorflow":

@@ -88,10 +88,15 @@ class SteppedModel:
         self._outputs = self._expand(model, numbers)
         for call in self._calls:
             if not set(self._outputs).isdisjoint(call.makes):
-                check_logits(call.node.operation)
+                self._check_output(call.node.operation)
         self.encoding, self.stepping = self._divide()
         for call in self.stepping:
             give_rules(call.node.operation)
+
+    @staticmethod
+    def _check_output(operation: keras.Operation) -> None:
+        """Raises unless what an operation returns can be an output."""
+        check_logits(operation)
 
     def _number(self) -> int:
         self._count += 1

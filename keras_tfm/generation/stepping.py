@@ -160,14 +160,14 @@ def _agree(stepped: SteppedModel, inputs: dict[str, Tensor], length: int, tolera
                 for part, y, size in zip(parts, whole, sizes, strict=True)
             )
     except Exception as error:
-        message = f"{name} cannot be stepped: {_first_line(error)}"
+        message = f"{name} cannot be stepped: {first_line(error)}"
         raise ValueError(message + keras_hub_hint(stepped.model)) from error
     if not all(np.isfinite(y).any() and not np.isnan(y).any() for y in whole):
         raise ValueError(f"{name} cannot be stepped: its outputs are NaN or not finite")
     return agree
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """The cause of an error, without the arguments that Keras lists."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith("Exception encountered")]

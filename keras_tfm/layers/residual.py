@@ -8,6 +8,8 @@ import keras
 from keras_tfm.arguments import check_number, check_rate
 from keras_tfm.layers.arguments import as_norm, serialize_part
 from keras_tfm.layers.base_layer import RematerializedLayer
+from keras_tfm.layers.decoding.scope import current_scope
+from keras_tfm.layers.decoding.source_scope import SourceScope
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.types import Config, Shape, Tensor
 
@@ -129,6 +131,8 @@ class Residual(RematerializedLayer):
         """(..., T, D) -> (..., T, D)."""
         if sublayer is None:
             raise TypeError(f"{self.name} must be called with sublayer=, a layer or a function")
+        scope = current_scope.get()
+        place = scope.place if isinstance(scope, SourceScope) else None
         y = sublayer(x if self.input_norm is None else self.input_norm(x))
         others: tuple[Tensor, ...] = ()
         if isinstance(y, tuple):
@@ -144,6 +148,8 @@ class Residual(RematerializedLayer):
         if self.drop_path:
             y = self.drop_path_layer(y, training=training)
         base = x if base is None else base
+        if place is not None and isinstance(scope, SourceScope):
+            base = scope.late(self.name, base, scope.place.delay - place.delay)
         y = (base if self.residual_scale == 1.0 else base * self.residual_scale) + y
         y = y if self.sum_norm is None else self.sum_norm(y)
         return (y, *others) if others else y

@@ -8,6 +8,7 @@ from keras_tfm.runtime.model import Model, load
 from keras_tfm.runtime.tasks.drawing import Drawing
 from keras_tfm.runtime.tasks.pictures import Detection
 from keras_tfm.runtime.tasks.session import Reply, Session
+from keras_tfm.runtime.tasks.source_stream import FileStream
 from keras_tfm.runtime.tasks.text import Hypothesis
 from keras_tfm.runtime.tasks.zero_shot import Classification, ZeroShotClassifier
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
@@ -18,6 +19,7 @@ __all__ = [
     "Classification",
     "Detection",
     "Drawing",
+    "FileStream",
     "Generated",
     "Hypothesis",
     "ImageProcessor",

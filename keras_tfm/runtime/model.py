@@ -20,6 +20,7 @@ from keras_tfm.runtime.tasks import drawing, embedding, pictures, speech, text
 from keras_tfm.runtime.tasks.drawing import Drawing
 from keras_tfm.runtime.tasks.pictures import Detection, PicturesByInput
 from keras_tfm.runtime.tasks.session import Session
+from keras_tfm.runtime.tasks.source_stream import FileStream
 from keras_tfm.runtime.tasks.speech import Audio
 from keras_tfm.runtime.tasks.text import Answer, Texts
 from keras_tfm.runtime.tasks.zero_shot import ZeroShotClassifier
@@ -296,6 +297,33 @@ class Model:
         ```
         """
         return Session(self.file, inputs, restore)
+
+    def open_stream(self) -> FileStream:
+        """A source that is read in pieces: audio or readings of a sensor, as they come.
+
+        The file needs a signature "stream". Any number of streams may be open at once; each keeps
+        its own states.
+
+        Raises:
+            ValueError: the file has no "stream".
+
+        Example, with a Keras model:
+
+        >>> import tempfile, keras
+        >>> import numpy as np
+        >>> from keras_tfm import layers, runtime
+        >>> from keras_tfm.export import export_tflite
+        >>> x = keras.Input((None, 3), name="readings")
+        >>> y = layers.MultiHeadSelfAttention(num_heads=1, window=(4, 2))(x)
+        >>> model = keras.Model(x, y)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export_tflite(model, folder + "/s.tflite", ["stream"], piece_length=1)
+        ...     stream = runtime.load(report.path).open_stream()
+        ...     counts = [len(stream.append(np.ones((2, 3)))["output"]) for _ in range(3)]
+        ...     counts, len(stream.finish()["output"])  # one later reading is awaited
+        ([1, 2, 2], 1)
+        """
+        return FileStream(self.file)
 
     @property
     def image_processors(self) -> dict[str, ImageProcessor]:

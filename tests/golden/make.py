@@ -6,7 +6,7 @@ It makes `format_N.tflite.xz` and `format_N.json`, which holds inputs and the an
 the formats that have no file yet. Run it when `FORMAT` of keras_tfm/runtime/manifest/manifest.py
 increases, and commit both. Earlier ones are never changed: tests/runtime/test_golden_files.py loads
 all of them. Format 1 is a file of one model, format 2 one of several, format 3 one of a model with
-recurrent states.
+recurrent states, format 4 one that reads its source in pieces.
 """
 
 import json
@@ -22,10 +22,16 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import generate
-from keras_tfm.layers import TokenEmbedding
+from keras_tfm.layers import MultiHeadSelfAttention, RotaryEmbedding, TokenEmbedding
 from keras_tfm.models import clip, clip_towers, transformer
 from keras_tfm.runtime import ImageProcessor
-from keras_tfm.runtime.manifest.manifest import ONE_MODEL, ROLES, SEVERAL_MODELS, WITH_STATES
+from keras_tfm.runtime.manifest.manifest import (
+    ONE_MODEL,
+    ROLES,
+    SEVERAL_MODELS,
+    WITH_STATES,
+    WITH_STREAMS,
+)
 
 FOLDER = Path(__file__).parent
 SOURCES = [[3, 4, 5, 6, 7], [8, 9, 10, 0, 0], [2, 0, 0, 0, 0]]
@@ -67,7 +73,7 @@ def one_model(path: Path) -> dict[str, Any]:
     """Writes a file of one model; returns what it is asked and its answers."""
     trained = filled(transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=12))
     tokenizer = letters()
-    print(export_tflite(trained, path, ROLES, tokenizer=tokenizer, **SIZES))
+    print(export_tflite(trained, path, ROLES[:5], tokenizer=tokenizer, **SIZES))
     sources, prompts = np.array(SOURCES, "int32"), np.array(PROMPTS, "int32")
     tokens = generate(trained, sources, 9, 1, 2).tokens
     continued = generate(trained, {"source": sources, "target": prompts}, 9, end_id=2).tokens
@@ -117,6 +123,17 @@ def with_states(path: Path) -> dict[str, Any]:
     return {"prompts": PROMPTS, "continued": continued.tolist()}
 
 
+def with_streams(path: Path) -> dict[str, Any]:
+    """Writes a file that reads its source in pieces; as above."""
+    x = source = keras.Input((None, 3), name="readings")
+    x = keras.layers.Conv1D(8, 3, strides=2, padding="causal")(x)
+    x = MultiHeadSelfAttention(2, window=(3, 2), position=RotaryEmbedding())(x) + x
+    trained = filled(keras.Model(source, x))
+    print(export_tflite(trained, path, ["stream"], piece_length=4))
+    readings = np.sin(np.arange(33.0)).reshape(11, 3).astype("float32")
+    return {"readings": readings.tolist(), "outputs": vector(trained, readings)}
+
+
 def vector(model: keras.Model, row: np.ndarray) -> list[float]:
     """The output for one row."""
     return np.round(ops.convert_to_numpy(model(row[np.newaxis]))[0], 6).tolist()
@@ -124,6 +141,7 @@ def vector(model: keras.Model, row: np.ndarray) -> list[float]:
 
 def main() -> None:
     made = {ONE_MODEL: one_model, SEVERAL_MODELS: several_models, WITH_STATES: with_states}
+    made[WITH_STREAMS] = with_streams
     for version, make in made.items():
         stored = FOLDER / f"format_{version}.tflite.xz"
         if stored.exists():

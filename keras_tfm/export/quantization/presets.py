@@ -134,7 +134,7 @@ class Quantization:
     def check_request(self, request: Request) -> None:
         """Raises ValueError if a signature or the accelerator does not support this preset."""
         known = None if self.trained is None else self.trained.quantization
-        has_caches = request.roles != ["predict"]
+        has_caches = request.is_stepped
         if known is not None and has_caches and known.cache == "int8" != request.cache:
             raise ValueError(
                 f"{self.model.name} is trained with int8 caches, got cache={request.cache!r}: "

@@ -17,6 +17,7 @@ from keras_tfm.export.signatures.signature import (
     for_edge,
     with_padding,
 )
+from keras_tfm.export.signatures.stream import stream
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.loop import GenerationLoop
 from keras_tfm.generation.position_tables import positions_to_check
@@ -27,8 +28,11 @@ from keras_tfm.runtime.manifest.records import Json
 
 def make_signatures(request: Request) -> list[Signature]:
     """The requested signatures, not traced yet. Raises if the model cannot be stepped."""
-    if request.roles == ["predict"]:
-        made = predict(request)
+    if not request.is_stepped:
+        makers: dict[str, Callable[[], list[Signature]]] = {
+            "predict": lambda: predict(request),
+            "stream": lambda: stream(request),
+        }
     else:
         assert request.max_length is not None
         length = positions_to_check(request.model, request.target, request.max_length)
@@ -36,14 +40,15 @@ def make_signatures(request: Request) -> list[Signature]:
         caches = Caches(request)
         if request.cache == "int8":
             caches.check_format()
-        makers: dict[str, Callable[[], list[Signature]]] = {
+        makers = {
             "predict": lambda: predict(request),
+            "stream": lambda: stream(request),
             "generate": lambda: generate(request),
             "encode": lambda: stepped.encode(caches),
             "prefill": lambda: stepped.prefill(caches),
             "decode": lambda: [*stepped.decode(caches), *stepped.verify(caches)],
         }
-        made = [signature for role in request.roles for signature in makers[role]()]
+    made = [signature for role in request.roles for signature in makers[role]()]
     return [
         dataclasses.replace(
             signature,

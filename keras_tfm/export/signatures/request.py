@@ -20,6 +20,8 @@ from keras_tfm.generation.preparation import check_ids, end_ids_of
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime.manifest.manifest import CACHES, ROLES
 
+# The roles of signatures that do not generate.
+WITHOUT_STEPS = ("predict", "stream")
 # Keras 3.15's text. It warns at each call, and an export calls a layer dozens of times.
 _LOST_MASK = r"Layer .* was passed an input with a mask attached to it\."
 
@@ -97,6 +99,8 @@ class ExportArguments(GenerationArguments, total=False):
         cache: str, the format of the KV caches, "float32" (default) or "int8": a scale for each
             token and head, a quarter of the memory; worth it for long texts and long sources. For
             "generate", "encode", "prefill" and "decode" on a CPU, with any `quantization`.
+        piece_length: int, for "stream": number of positions of the source in a piece, such as
+            samples of audio, a multiple of the model's strides.
         draft_length: int (n), with "decode": the file also gets "verify_<n + 1>", a prefill that
             returns the logits of n + 1 tokens, for n drafted ones: see `runtime.Model.stream`.
 
@@ -112,6 +116,7 @@ class ExportArguments(GenerationArguments, total=False):
     whole_caches: bool
     cache: str
     draft_length: int | None
+    piece_length: int | None
 
 
 def check_keywords(
@@ -208,7 +213,8 @@ class Request:
         self.cache = str(arguments.get("cache", "float32"))
         self._check_cache()
         self._target = arguments.get("target")
-        steps = [role for role in self.roles if role != "predict"]
+        self.piece_length = self._piece_length(arguments.get("piece_length"))
+        steps = [role for role in self.roles if role not in WITHOUT_STEPS]
         if steps:
             self._check_steps(steps)
         if "predict" in self.roles:
@@ -219,6 +225,11 @@ class Request:
             )
         if len(self.source_lengths) > 1:
             self._check_several()
+
+    @property
+    def is_stepped(self) -> bool:
+        """Whether a signature generates."""
+        return not set(self.roles) <= set(WITHOUT_STEPS)
 
     @property
     def target(self) -> str:
@@ -260,7 +271,7 @@ class Request:
     @functools.cached_property
     def needing_a_token(self) -> frozenset[str]:
         """The inputs whose rows need at least one token. Found by calling the model."""
-        names = self.interface.names if self.roles == ["predict"] else self.others
+        names = self.others if self.is_stepped else self.interface.names
         return self.interface.needing_a_token(names)
 
     def _default_prompt(self, ids: Sequence[int] | None) -> list[int]:
@@ -297,13 +308,30 @@ class Request:
             )
         return int(length)
 
+    def _piece_length(self, length: int | None) -> int | None:
+        """The number of positions of the source in a piece."""
+        check_integer("piece_length", length, optional=True)
+        if (length is None) == ("stream" in self.roles):
+            raise ValueError(
+                f"the signature 'stream' and piece_length need each other, got {self.roles} and "
+                f"piece_length={length}"
+            )
+        if length is None:
+            return None
+        if not self.static or self.accelerator == "gpu" or self.batch_size != 1:
+            raise ValueError(
+                "the signature 'stream' is for .tflite files with accelerator='cpu' and "
+                f"batch_size=1, got {self.accelerator!r} and {self.batch_size}"
+            )
+        return int(length)
+
     def _check_cache(self) -> None:
         """Raises unless the format of the KV caches is known, and int8 applies."""
         if self.cache not in CACHES:
             raise ValueError(f"cache must be one of {list(CACHES)}, got {self.cache!r}")
         if self.cache == "float32":
             return
-        if self.roles == ["predict"]:
+        if not self.is_stepped:
             raise ValueError(
                 f"cache={self.cache!r} is for the KV caches of 'generate' and 'decode': 'predict' "
                 "has none; leave it out, or export one of these signatures"
@@ -384,7 +412,7 @@ class Request:
 
     def _check_several(self) -> None:
         fixed = {*self.own_lengths, *self.padded}
-        fixed |= set() if self.roles == ["predict"] else {self.target}
+        fixed |= {self.target} if self.is_stepped else set()
         inputs = self.interface.inputs
         open_ = [name for name, x in inputs.items() if x.is_open and name not in fixed]
         if open_:
@@ -465,7 +493,8 @@ def source_lengths(
     if not isinstance(given, Mapping):
         return SourceLengths(_lengths("source_length", given), {})
     inputs, target = interface.inputs, arguments.get("target")
-    stepped = None if list(roles) == ["predict"] else interface.find_target(target)
+    is_stepped = not set(roles) <= set(WITHOUT_STEPS)
+    stepped = interface.find_target(target) if is_stepped else None
     open_ = [name for name, x in inputs.items() if x.is_open and name != stepped]
     unknown = [name for name in given if name not in open_]
     known_otherwise = [name for name, x in inputs.items() if x.audio and x.audio.length]

@@ -32,7 +32,8 @@ from keras_tfm.runtime.decoding.generate import generate_by
 from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
 from keras_tfm.runtime.inspection.random_inputs import insert_placeholders
 from keras_tfm.runtime.loaded_file import LoadedFile
-from keras_tfm.runtime.manifest.manifest import Decode, Encode, Generate, Prefill, of_role
+from keras_tfm.runtime.manifest.manifest import Decode, Encode, Generate, Prefill, Stream, of_role
+from keras_tfm.runtime.tasks.source_stream import FileStream
 
 # Of a large model, the number of steps that are compared.
 STEPS = 8
@@ -136,6 +137,7 @@ class Comparison:
             "encode": self._encode,
             "prefill": self._prefill,
             "decode": self._decode,
+            "stream": self._stream,
         }
         return checks[self.file.signatures[name].role](name)
 
@@ -157,6 +159,33 @@ class Comparison:
         step = 1 + sum(x.size for x in errors) // DIFFERENCES
         self.differences[name] = [x[::step].copy() for x in errors] if step > 1 else errors
         return check(name, len(next(iter(inputs.values()))), errors, wanted, gaps, [ms])
+
+    def _stream(self, name: str) -> Check:
+        """Compares the outputs for all pieces of a source with a pass over the whole of it."""
+        stream = self.file.signatures[name]
+        assert isinstance(stream, Stream)
+        (source,) = stream.of_kind("input")
+        errors, wanted, gaps, seconds = [], [], [], list[float]()
+        # Enough pieces to fill the states twice, and one that is not full.
+        n = stream.inputs[source].shape[1]
+        kept = max((max(stream.inputs[x].shape[1:]) for x in stream.states), default=1)
+        count = 4 + (stream.delay + 2 * min(kept, STEPS) * stream.stride) // n
+        sources = self.rows.sources(name, count)
+        for values in sources:
+            reader, parts = FileStream(self.file), list[dict[str, np.ndarray]]()
+            for start in range(0, len(values), n):
+                begin = time.perf_counter()
+                parts.append(reader.append(values[start : start + n]))
+                seconds.append(1e3 * (time.perf_counter() - begin))
+            parts.append(reader.finish())
+            for key, expected in self.outputs.of({source: values[np.newaxis]}).items():
+                found = np.concatenate([part[key] for part in parts])
+                errors.append(difference(found, expected[0]))
+                wanted.append(expected.ravel())
+                if expected.shape[-1] > 1 and expected.dtype.kind == "f":
+                    gaps.append(top_1_gaps(found[np.newaxis], expected))
+        self.differences[name] = errors
+        return check(name, len(sources), errors, wanted, gaps, seconds)
 
     def _generate(self, name: str) -> Check:
         """Compares the logits of every step with a full pass over the generated tokens."""

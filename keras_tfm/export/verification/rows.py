@@ -19,14 +19,15 @@ from keras_tfm.runtime.inspection.random_inputs import (
     random_inputs,
 )
 from keras_tfm.runtime.loaded_file import LoadedFile
-from keras_tfm.runtime.manifest.manifest import Decode, Input, Stepped
+from keras_tfm.runtime.manifest.manifest import Decode, Input, Stepped, Stream
+from keras_tfm.runtime.tasks.source_stream import UNKNOWN_END
 
 # Rows of a model's inputs, by name: arrays, or lists of rows of different lengths.
 Inputs = dict[str, Any]
 
 # The minimum and maximum number of calls per signature with random inputs. Within these limits they
 # cover the vocabulary. A decoding loop takes as long as many calls of "predict".
-CALLS = {"predict": (2, 64), "generate": (2, 4), "decode": (2, 4)}
+CALLS = {"predict": (2, 64), "generate": (2, 4), "decode": (2, 4), "stream": (2, 2)}
 # The maximum number of outputs in the calls of a signature, 0.3 GB, unless the minimum of calls has
 # more. A check has several copies: logits over a large vocabulary would fill the memory.
 OUTPUTS = 1 << 26
@@ -113,6 +114,21 @@ class VerificationRows:
         count = decode.inputs[decode.target].shape[0] * decode.max_length
         least, most = CALLS["decode"]
         return min(most, max(least, -(-decode.vocabulary_size // count)))
+
+    def sources(self, name: str, pieces: int) -> list[np.ndarray]:
+        """Sources for a signature "stream": the given ones, or `pieces` random pieces each.
+
+        The last piece is not full.
+        """
+        stream = self.file.signatures[name]
+        (source,) = stream.of_kind("input")
+        expected = stream.inputs[source]
+        if self.given is not None and source in self.given:
+            return [np.asarray(row, expected.dtype) for row in self.given[source]]
+        n, calls = expected.shape[1], self.calls(name)
+        rows = [self.arguments(name, i)[source][0] for i in range(calls * pieces)]
+        ends = range(pieces, len(rows) + 1, pieces)
+        return [np.concatenate(rows[i - pieces : i])[: pieces * n - n // 2] for i in ends]
 
     def tokens(self, decode: Decode, number: int) -> np.ndarray:
         """Tokens (B, T) to decode step by step: the given ones, then random ones."""
@@ -215,7 +231,9 @@ def check_given(model: keras.Model, file: LoadedFile, given: Inputs) -> None:
         raise ValueError(f"inputs must have the same number of rows, at least one, got {counts}")
     for name, rows in given.items():
         shapes = [
-            x.inputs[name].shape[1:]
+            [UNKNOWN_END, *x.inputs[name].shape[2:]]
+            if isinstance(x, Stream)
+            else x.inputs[name].shape[1:]
             for x in file.signatures.values()
             if name in x.inputs and not (isinstance(x, Decode) and x.target == name)
         ]

@@ -25,6 +25,7 @@ from keras_tfm.keras_internals import (
     set_mask,
 )
 from keras_tfm.layers.decoding.scope import DecodingScope
+from keras_tfm.layers.decoding.source_scope import SourceScope, refuse_mask
 from keras_tfm.layers.multi_head_attention.attention import attention
 from keras_tfm.layers.multi_head_attention.heads import swap
 from keras_tfm.layers.multi_head_attention.stepped_attention import stepped_attention
@@ -101,17 +102,47 @@ class _WindowRule(StepRule):
         size = getattr(layer, "kernel_size", None) or layer.pool_size
         (dilation,) = getattr(layer, "dilation_rate", (1,))
         count = (size[0] - 1) * dilation
+        if isinstance(scope, SourceScope):
+            return self._slide(layer, scope, inputs, count)
         is_padded = layer.padding == "valid" and scope.has_zeros_before(inputs, count)
         plain = layer.data_format == "channels_last" and tuple(layer.strides) == (1,)
         if not plain or not count or not (layer.padding == "causal" or is_padded):
             return type(layer).call(layer, inputs)
         return scope.convolve(layer.name, lambda x: self._without_padding(layer, x), inputs, count)
 
+    def _slide(self, layer: Any, scope: SourceScope, x: Tensor, count: int) -> Tensor:
+        """The outputs for a piece of a source, with any stride and padding that is zeros."""
+        padding = layer.padding
+        is_convolution = isinstance(layer, keras.layers.Conv1D)
+        if layer.data_format != "channels_last" or (
+            padding == "same" and (not is_convolution or tuple(layer.strides) != (1,))
+        ):
+            raise ValueError(
+                f"{layer.name}: a source that is read in pieces needs channels_last and padding "
+                f"'causal' or 'valid', or 'same' of a Conv1D without strides, got "
+                f"{layer.data_format} and {padding!r}"
+            )
+        zeros = (0, 0)
+        if padding == "causal" or scope.has_zeros_before(x, count):
+            zeros = (count, 0)
+        elif padding == "same":
+            zeros = (count // 2, count - count // 2)
+        return scope.slide(
+            layer.name,
+            lambda x: self._without_padding(layer, x),
+            x,
+            count + 1,
+            layer.strides[0],
+            zeros,
+        )
+
     @staticmethod
     def _without_padding(layer: Any, x: Tensor) -> Tensor:
         if layer.padding == "valid":
             return type(layer).call(layer, x)
-        y = ops.conv(x, layer.kernel, 1, "valid", layer.data_format, layer.dilation_rate)
+        y = ops.conv(
+            x, layer.kernel, layer.strides, "valid", layer.data_format, layer.dilation_rate
+        )
         y = y if layer.bias is None else y + layer.bias
         return y if layer.activation is None else layer.activation(y)
 
@@ -169,6 +200,12 @@ class _AttentionRule(StepRule):
         q, k, v = (swap(dense(query), 1, 2) for dense in (parts.query, parts.key, parts.value))
         gate = None if parts.gate is None else parts.gate(query)
         set_mask(query, known)
+        if isinstance(scope, SourceScope) and parts.window is not None:
+            refuse_mask(layer.name, value_mask)
+            around = scope.look_around(layer.name, q, k, v, True, parts.window)
+            mask = ops.expand_dims(around.mask, (0, 1))
+            y = swap(attention(around.query, around.key, around.value, mask=mask), 1, 2)
+            return parts.output(y if gate is None else y * gate)
         step = scope.extend(layer.name, k, v, value_mask, parts.window)
         if step.entry is None or step.visible is None:
             mask = None if step.mask is None else ops.expand_dims(step.mask, (1, 2))

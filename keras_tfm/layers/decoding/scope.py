@@ -635,12 +635,12 @@ def positions_of(x: Tensor, positions: Tensor | None = None) -> Span | Tensor:
     Returns:
         A `Span`, or int32 (..., T).
     """
-    return _where(x, positions, DecodingScope.positions, coordinates=False)
+    return _where(x, positions, lambda scope, length: scope.positions(length), coordinates=False)
 
 
 def columns_of(x: Tensor, positions: Tensor | None = None) -> Span | Tensor:
     """As `positions_of`, but counting left padding: for distances, which it does not change."""
-    return _where(x, positions, DecodingScope.columns, coordinates=True)
+    return _where(x, positions, lambda scope, length: scope.columns(length), coordinates=True)
 
 
 def _where(

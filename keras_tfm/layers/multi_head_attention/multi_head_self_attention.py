@@ -17,10 +17,11 @@ from keras_tfm.layers.decoding.cache import (
     value_of,
 )
 from keras_tfm.layers.decoding.scope import columns_of, current_scope, positions_of
+from keras_tfm.layers.decoding.source_scope import SourceScope, refuse_mask
 from keras_tfm.layers.decoding.visibility import Extended, Visible
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.multi_head_attention import masks
-from keras_tfm.layers.multi_head_attention.attention import joined_bias
+from keras_tfm.layers.multi_head_attention.attention import attention, joined_bias
 from keras_tfm.layers.multi_head_attention.attention_probe import current_probe
 from keras_tfm.layers.multi_head_attention.base import MultiHeadAttention, normalize_heads
 from keras_tfm.layers.multi_head_attention.heads import merge_heads, split_heads, split_last
@@ -217,6 +218,10 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             here = (positions_of if self.position.absolute else columns_of)(x, positions)
             where = Positions(here, here)
         step = None
+        if isinstance(scope, SourceScope):
+            refuse_mask(self.name, mask)
+            y = self._attend_around(scope, x, self._rotated_heads(x, query, key, where))
+            return self.output_projection(y)
         if is_given:
             q = self._rotated_query(x, query, where)
             k, v = split_heads(keys, self._groups), split_heads(values, self._groups)
@@ -250,6 +255,36 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             y = y * ops.sigmoid(self.gate_projection(x))
         y = self.output_projection(y)
         return (y, keys, values) if self.key_value == "returned" else y
+
+    def _attend_around(
+        self, scope: SourceScope, x: Tensor, heads: tuple[Tensor, Tensor, Tensor]
+    ) -> Tensor:
+        """Attention of a piece of the source, before the output projection, (B, N, H V)."""
+        if self.window is None or self.key_value != "own" or self.merged:
+            raise ValueError(
+                f"{self.name}: attention to a source that is read in pieces needs a window, got "
+                + ("window=None" if self.window is None else "keys of another layer or a memory")
+            )
+        place = scope.place
+        around = scope.look_around(self.name, *heads, self.causal, self.window)
+        positions = Positions(around.query_span, around.key_span)
+        query, scale, terms = self._terms(around.query, positions, lambda: around.key, None)
+        y = attention(
+            query,
+            around.key,
+            around.value,
+            mask=ops.expand_dims(around.mask, (0, 1)),
+            bias=terms.bias,
+            scale=scale,
+            soft_cap=self.soft_cap,
+            extra_scores=terms.scores,
+            extra_values=terms.values,
+        )
+        y = merge_heads(y)
+        if self.gate:
+            x = scope.late(self.name, x, scope.place.delay - place.delay)
+            y = y * ops.sigmoid(self.gate_projection(x))
+        return y
 
     def _check_memory(self, x: Tensor, memory: Tensor | None) -> None:
         if self.merged != (memory is not None):

@@ -31,6 +31,7 @@ class Span:
         padding: (B,), int32, number of padding positions before each row's first token. A row's
             positions are smaller by this number; padding itself gets position 0.
         shared: dict, results that the layers of one step share.
+        least: int, a lower bound of `start` if that may be negative, before the first token.
     """
 
     start: Size
@@ -39,6 +40,7 @@ class Span:
     together: bool = False
     padding: Tensor | None = None
     shared: dict[object, Tensor] = field(default_factory=dict, repr=False)
+    least: int = 0
 
     @property
     def is_static(self) -> bool:

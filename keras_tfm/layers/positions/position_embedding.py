@@ -8,7 +8,8 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer, check_sequence
 from keras_tfm.layers.base_layer import RematerializedLayer
-from keras_tfm.layers.decoding.scope import positions_of
+from keras_tfm.layers.decoding.scope import current_scope, positions_of
+from keras_tfm.layers.decoding.source_scope import SourceScope
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.embeddings.lookup import lookup
 from keras_tfm.layers.positions.coordinates import Span, as_tensor
@@ -144,6 +145,11 @@ def _position_rows(name: str, table: Tensor, inputs: Tensor, given: Tensor | Non
     Raises:
         ValueError: T is known when the graph is made and above `max_length`.
     """
+    if isinstance(current_scope.get(), SourceScope):
+        raise ValueError(
+            f"{name}: a source that is read in pieces may be longer than a table of positions: use "
+            "sinusoids, or positions in attention"
+        )
     length, max_length = inputs.shape[-2], table.shape[0]
     if given is None and isinstance(length, int) and length > max_length:
         raise ValueError(f"{name}: got {length} positions, the table holds max_length={max_length}")

@@ -56,7 +56,14 @@ def _of_span(span: Span, frequencies: np.ndarray) -> Tensor:
     if isinstance(start, int):
         return _constant(np.arange(start, start + count), frequencies)
     if span.limit is None:
-        return _from_two_tables(ops.arange(count, dtype="int32") + start, frequencies)
+        # Slices and sums, which no preset rounds, unlike tables in which rows are looked up.
+        first = start - span.least
+        rows = [
+            ops.slice(_constant(table, frequencies), (row, 0, 0), (1, len(frequencies), 2))
+            for table, row in zip(_digits(), (first % _BASE, first // _BASE), strict=True)
+        ]
+        steps = _constant(np.arange(count) + span.least, frequencies)
+        return _add_angles(_add_angles(*rows), steps)
     # A slice must not end behind the table: its start would be moved.
     table = _constant(np.arange(span.limit + count - 1), frequencies)
     if current_target.get().name == "gpu-edge":  # a slice of a constant is not supported
@@ -76,8 +83,19 @@ def _constant(positions: np.ndarray, frequencies: np.ndarray) -> Tensor:
 
 
 def _from_two_tables(positions: Tensor, frequencies: np.ndarray) -> Tensor:
-    low = ops.take(_constant(np.arange(_BASE), frequencies), positions % _BASE, axis=0)
-    high = ops.take(_constant(np.arange(_BASE) * _BASE, frequencies), positions // _BASE, axis=0)
-    sine = high[..., 0] * low[..., 1] + high[..., 1] * low[..., 0]
-    cosine = high[..., 1] * low[..., 1] - high[..., 0] * low[..., 0]
+    low, high = (_constant(x, frequencies) for x in _digits())
+    return _add_angles(
+        ops.take(low, positions % _BASE, axis=0), ops.take(high, positions // _BASE, axis=0)
+    )
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """The positions of the rows of the tables of both digits."""
+    return np.arange(_BASE), np.arange(_BASE) * _BASE
+
+
+def _add_angles(x: Tensor, y: Tensor) -> Tensor:
+    """Sine and cosine of a + b, (..., 2), given those of a and b."""
+    sine = y[..., 0] * x[..., 1] + y[..., 1] * x[..., 0]
+    cosine = y[..., 1] * x[..., 1] - y[..., 0] * x[..., 0]
     return ops.stack([sine, cosine], axis=-1)

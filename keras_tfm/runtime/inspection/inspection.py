@@ -12,7 +12,15 @@ import numpy as np
 from keras_tfm.runtime import flatbuffer, litert_internals
 from keras_tfm.runtime.flatbuffer import Content
 from keras_tfm.runtime.litert_internals import Table
-from keras_tfm.runtime.manifest.manifest import Decode, Encode, Input, Manifest, Prefill, Tensor
+from keras_tfm.runtime.manifest.manifest import (
+    Decode,
+    Encode,
+    Input,
+    Manifest,
+    Prefill,
+    Stream,
+    Tensor,
+)
 from keras_tfm.runtime.manifest.records import Json
 from keras_tfm.runtime.manifest.storage import File, import_litert, map_content, read, source_of
 
@@ -95,8 +103,12 @@ class Inspection:
         cached = {name for signature in steps for name in signature.of_kind("cache")}
         for name, x in manifest.signatures.items():
             hidden = cached if isinstance(x, Encode | Prefill | Decode) else set()
+            if isinstance(x, Stream):
+                hidden = {*x.states}
             inputs, outputs = (_describe(tensors, hidden) for tensors in (x.inputs, x.outputs))
             lines.append(f"  {name}({inputs}) -> {outputs}")
+            if isinstance(x, Stream):
+                lines.append(f"  {name}: {x.delay} positions late, keeps {x.floats} numbers")
         lines.append(f"  {'graph':24} {'nodes':>6} {'on XNNPACK':>11} {'partitions':>11}")
         for graph in self.subgraphs:
             lines.append(

@@ -36,6 +36,7 @@ from keras_tfm.runtime.manifest.manifest import (
     Prefill,
     Signature,
     Stepped,
+    Stream,
     Tensor,
 )
 from keras_tfm.runtime.manifest.records import Json
@@ -44,6 +45,8 @@ from keras_tfm.runtime.manifest.records import Json
 _IDS = 1 << 31
 # Hz. Above the ultrasound of bats; a lie beyond it would make resampling allocate gigabytes.
 LARGEST_RATE = 1_000_000
+# Positions of a source in a piece and its delay; `source_stream.UNKNOWN_END` leaves twice as many.
+LARGEST_REACH = 1 << 19
 # Pixels of an edge to which a picture is resized before it is cropped to a smaller size.
 LARGEST_RESIZE = 4096
 # The factor of cosine similarities, which CLIP's training limits to 100, and SigLIP's bias.
@@ -138,6 +141,9 @@ def _check_arguments(place: str, signature: Signature) -> None:
             kinds = ["position"]
         elif signature.of_kind("position"):
             raise ValueError(f"{place} lacks 'capacity', a positive integer")
+    elif isinstance(signature, Stream):
+        needed, kinds, results = signature.states, ["input", "position", "end"], [signature.final]
+        results = [*results, *signature.states]
     elif isinstance(signature, Generate):
         results = ["tokens"]
         if signature.prompt is not None:
@@ -151,7 +157,8 @@ def _check_arguments(place: str, signature: Signature) -> None:
     for name in results:
         if name not in outputs:
             raise ValueError(f"{place}.outputs lacks {name!r}")
-    if "position" in kinds and not outputs.keys() - {"logits"} <= inputs.keys():
+    is_step = isinstance(signature, Decode | Prefill)
+    if is_step and "position" in kinds and not outputs.keys() - {"logits"} <= inputs.keys():
         raise ValueError(f"{place}.outputs has caches that are not among its inputs")
 
 
@@ -235,6 +242,8 @@ def _check_signature(place: str, signature: Signature) -> None:
         known = {"input"}
     elif isinstance(signature, Generate):
         known = {"input", "padding"}
+    elif isinstance(signature, Stream):
+        known = {"input", "position", "end", "cache"}
     for name, x in inputs.items():
         _require(
             x.kind in known,
@@ -248,6 +257,8 @@ def _check_signature(place: str, signature: Signature) -> None:
         _check_generate(place, signature, *batches)
     elif isinstance(signature, Prefill | Decode):
         _check_step(place, signature, *batches)
+    elif isinstance(signature, Stream):
+        _check_stream(place, signature, *batches)
 
 
 def _check_generate(place: str, signature: Generate, batch: int) -> None:
@@ -321,6 +332,38 @@ def _check_step(place: str, signature: Prefill | Decode, batch: int) -> None:
         is_right = [*shape[:1], math.prod(shape[1:])] == [batch, size] and len(shape) > 1
         _require(is_right, f"{place}.outputs.logits must be (B, {size})", shape)
         _check_special(place, signature, x.vocabulary_size or _IDS)
+
+
+def _check_stream(place: str, signature: Stream, batch: int) -> None:
+    """A signature that reads a source in pieces."""
+    inputs, outputs, stride = signature.inputs, signature.outputs, signature.stride
+    _require(batch == 1, f"{place}.inputs must have one row", batch)
+    for kind in ("input", "position", "end"):
+        names = signature.of_kind(kind)
+        _require(len(names) == 1, f"{place} needs one argument of kind {kind!r}", names)
+        x = inputs[names[0]]
+        if kind in NUMBERS:
+            found = (x.shape, x.dtype)
+            _require(found == ([1], "int32"), f"{place}.inputs.{names[0]} must be [1] int32", found)
+    caches, states = signature.of_kind("cache"), signature.states
+    _require(sorted(caches) == sorted(states), f"{place}.states must be {caches}", states)
+    for name in states:
+        own, after = ((x.shape, x.dtype) for x in (inputs[name], outputs[name]))
+        _require(own == after, f"{place}.outputs.{name} must be {own}", after)
+    final = outputs[signature.final]
+    is_pair = (final.shape, final.dtype) == ([1, 2], "int32")
+    _require(is_pair, f"{place}.outputs.{signature.final} must be [1, 2] int32", final.shape)
+    (source,) = signature.of_kind("input")
+    shape = inputs[source].shape
+    length = shape[1] if len(shape) > 1 else 0
+    _require(length > 0 and length % stride == 0, f"{place}.stride must divide {length}", stride)
+    reach = signature.delay + length
+    _require(reach < LARGEST_REACH, f"{place}.delay must be less than {LARGEST_REACH}", reach)
+    for name in signature.results:
+        found_shape = outputs[name].shape
+        fits = found_shape[:2] == [1, length // stride]
+        wanted = [1, length // stride]
+        _require(fits, f"{place}.outputs.{name} must begin with {wanted}", found_shape)
 
 
 def _check_steps(signatures: dict[str, Signature]) -> None:

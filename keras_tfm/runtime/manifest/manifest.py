@@ -31,16 +31,16 @@ from keras_tfm.runtime.media.image_processor import ImageProcessor
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 
 # The version of the manifest's fields. A change that an older runtime would misread increases it.
-FORMAT = 3
+FORMAT = 4
 # The versions that are written: of a file of one model; of a file of several models, which older
-# runtimes would take for signatures of one model; and of a file with recurrent states, which they
-# would take for caches with a column for each token.
-ONE_MODEL, SEVERAL_MODELS, WITH_STATES = 1, 2, 3
+# runtimes would take for signatures of one model; of a file with recurrent states, which they
+# would take for caches with a column for each token; and of a file that reads its source in pieces.
+ONE_MODEL, SEVERAL_MODELS, WITH_STATES, WITH_STREAMS = 1, 2, 3, 4
 # The kinds of arguments of signatures. Only those of kind "input", the model's inputs, have names
 # from the user.
-KINDS = ("input", "padding", "position", "count", "cache", "encoded")
+KINDS = ("input", "padding", "position", "count", "end", "cache", "encoded")
 # Those of one number for all rows.
-NUMBERS = ("position", "count")
+NUMBERS = ("position", "count", "end")
 # Where the padding id is padding, see `trailing_padding.with_real_pads`.
 PADDINGS = ("ends", "after_end", "by_id")
 # The formats of KV caches; of a file without the field, float32.
@@ -280,8 +280,39 @@ class Decode(Stepped):
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stream(Signature):
+    """Reads a piece of a source of any length; returns the outputs that have become final.
+
+    Of each output (1, N, ...) those from the first to the second number of `final` continue those
+    of the pieces before. The first piece gets zeros as states.
+
+    Attributes:
+        states: list of str, the arguments that are the results of the piece before.
+        final: str, the output with the two numbers, (1, 2) int32.
+        delay: int, the number of positions of the source by which outputs are late.
+        stride: int, the number of positions of the source for one of the outputs.
+    """
+
+    role: ClassVar[str] = "stream"
+    states: Names
+    final: Name
+    delay: Annotated[int, Rule("an integer of at least 0", is_integer)]
+    stride: Size
+
+    @property
+    def results(self) -> list[str]:
+        """The names of the model's outputs."""
+        return [name for name in self.outputs if name not in (self.final, *self.states)]
+
+    @property
+    def floats(self) -> int:
+        """How many numbers the states have."""
+        return sum(math.prod(self.inputs[name].shape) for name in self.states)
+
+
 SIGNATURES: dict[str, type[Signature]] = {
-    x.role: x for x in (Predict, Generate, Encode, Prefill, Decode)
+    x.role: x for x in (Predict, Generate, Encode, Prefill, Decode, Stream)
 }
 # The roles of signatures.
 ROLES = tuple(SIGNATURES)
