@@ -8,9 +8,9 @@ doi:10.1057/palgrave.jors.2601589), which the package pmdarima ships. The last t
 test. At each reading the model forecasts the next 48, a day.
 
 The model is an ordinary causal one: dilated convolutions, and attention to the last two days. Its
-forecast is a correction of the demand of a week before, which a convolution with a fixed kernel
-reads. In the file it is stepped: a reading in, a forecast out, and the states between them, so the
-device stores no history and computes nothing twice.
+forecast corrects the demand of a week before, which a convolution with a fixed kernel reads. In the
+file it is stepped: a reading in, a forecast out, and the states between them, so the device stores
+no history and computes nothing twice.
 Minutes: 3 on 2 CPU cores. Expected, the mean absolute percentage errors of the test weeks:
 """
 
@@ -113,15 +113,17 @@ def forecaster(mean: float, deviation: float):
 
     source = keras.Input((None, 1), name="demand")
     lags = keras.layers.Conv1D(
-        DAY, WEEK, padding="causal", use_bias=False, trainable=False, name="a_week_before"
+        1 + DAY, WEEK + 1, padding="causal", use_bias=False, trainable=False, name="a_week_before"
     )
-    week = lags(source)
-    kernel = np.zeros((WEEK, 1, DAY), "float32")
-    kernel[np.arange(DAY), 0, np.arange(DAY)] = 1  # the h-th: h after it, last week
+    before = lags(source)
+    kernel = np.zeros((WEEK + 1, 1, 1 + DAY), "float32")
+    kernel[np.arange(1 + DAY), 0, np.arange(1 + DAY)] = 1  # h half-hours after the same time
     lags.set_weights([kernel])
-    # What is told apart: the reading, and the demand that a week before would have told.
+    week = before[..., 1:]
     scaled = keras.layers.Rescaling(1 / deviation, -mean / deviation)
-    x = keras.layers.Concatenate()([scaled(source), scaled(week)])
+    change = keras.layers.Subtract()([source, before[..., :1]])  # of this week from the last
+    change = keras.layers.Rescaling(4 / deviation)(change)
+    x = keras.layers.Concatenate()([scaled(source), scaled(week), change])
     x = keras.layers.Dense(DIM)(x)
     for i, dilation in enumerate((1, 2, 4, 8)):
         y = layers.LayerNormalization(name=f"norm_{i}")(x)
@@ -137,7 +139,8 @@ def forecaster(mean: float, deviation: float):
         activation="gelu", normalize_first=True,
     )(x)  # fmt: skip
     x = keras.layers.Dense(DAY, kernel_initializer="zeros")(layers.LayerNormalization()(x))
-    correction = keras.layers.Rescaling(deviation)(x)
+    last = keras.layers.Conv1D(DAY, 4, padding="causal", kernel_initializer="zeros")(change)
+    correction = keras.layers.Rescaling(deviation / 4)(keras.layers.Add()([x, last]))
     return keras.Model(source, keras.layers.Add()([week, correction]), name="forecaster")
 
 

@@ -122,6 +122,27 @@ class FileStream(SourceStream):
 
     Args:
         file: the loaded file, of one model.
+
+    Attributes:
+        piece_length: int, number of positions of the source in a piece.
+        delay: int, the number of positions of the source by which outputs are late.
+        stride: int, the number of positions of the source for one of the outputs.
+
+    Example, the mean of the last three readings of a sensor:
+
+    >>> import tempfile, keras
+    >>> import numpy as np
+    >>> from keras_tfm import runtime
+    >>> from keras_tfm.export import export_tflite
+    >>> x = keras.Input((None, 1), name="readings")
+    >>> mean = keras.layers.Conv1D(1, 3, padding="causal", kernel_initializer="ones")(x)
+    >>> model = keras.Model(x, keras.layers.Rescaling(1 / 3)(mean))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = export_tflite(model, folder + "/m.tflite", ["stream"], piece_length=1)
+    ...     stream = runtime.load(report.path).open_stream()
+    ...     found = stream.append([[3.0], [6.0], [9.0], [12.0]])["output"]
+    >>> found[:, 0].round(4).tolist()
+    [1.0, 3.0, 6.0, 9.0]
     """
 
     def __init__(self, file: LoadedFile):
