@@ -11,7 +11,15 @@ The model is an ordinary causal one: dilated convolutions, and attention to the 
 forecast corrects the demand of a week before, which a convolution with a fixed kernel reads. In the
 file it is stepped: a reading in, a forecast out, and the states between them, so the device stores
 no history and computes nothing twice.
-Minutes: 3 on 2 CPU cores. Expected, the mean absolute percentage errors of the test weeks:
+Minutes: 2 of CPU time. Expected, the mean absolute percentage errors of the test weeks:
+
+demand in        last week  last reading         Keras  float32 file     int8 file
+half an hour         2.39%         2.27%         0.77%         0.77%         0.78%
+six hours            2.37%        21.24%         1.48%         1.48%         1.48%
+a day                2.35%         5.73%         1.40%         1.40%         1.41%
+
+By the report of the export, a reading takes 0.2 ms on one thread, the states are 7,379 numbers, and
+the int8 file has 0.17 MB.
 """
 
 import argparse

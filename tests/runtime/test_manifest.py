@@ -187,7 +187,8 @@ def test_a_newer_format_is_named(content, refusal):
 def whole():
     """A file of every role, with a prompt."""
     sizes = {"source_length": 5, "max_length": 7, "start_id": 1, "prompt_length": 3}
-    report = export_tflite(small(), new_path(), ROLES, verify=False, **sizes)
+    roles = [x for x in ROLES if x != "stream"]
+    report = export_tflite(small(), new_path(), roles, verify=False, **sizes)
     return Path(report.path).read_bytes()
 
 
