@@ -36,7 +36,7 @@ def test_its_signatures_bear_its_name_and_work_as_those_of_a_file_of_its_own():
     [
         (["decode"], {}, "signatures is for a file of one model"),
         (None, {}, "max_length is for a file of one model, got max_length=9"),
-        ({"x": ["decode"]}, {}, r"must be those of models among \['dalle', 'decoder'\], got"),
+        ({"x": ["decode"]}, {}, r"must be those of models among \['dalle', 'decoder'\], one"),
         ({"dalle": ["decode"], "decoder": ["generate"]}, {}, "one of which may generate"),
         ({"dalle": ["write"]}, {}, "model 'dalle': signatures must be among"),
         ({"dalle": ["decode"]}, {"chat_template": 3}, "chat_template is for a file of one"),
