@@ -37,6 +37,16 @@ def _story(window):
     return randomize(keras.Model(tokens, keras.layers.Dense(SIZE)(x)), seed=0)
 
 
+def recurrent_story():
+    """A convolution, a recurrent layer and attention of Keras."""
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    x = layers.TokenEmbedding(SIZE, 16)(tokens)
+    x = keras.layers.Conv1D(16, 4, padding="causal", activation="silu")(x) + x
+    x = keras.layers.LSTM(16, return_sequences=True)(x) + x
+    x = keras.layers.MultiHeadAttention(2, 8)(x, x, use_causal_mask=True) + x
+    return randomize(keras.Model(tokens, keras.layers.Dense(SIZE)(x)), seed=0)
+
+
 @functools.cache
 def written(window=None, length=LENGTH, **options):
     """Two capacities, and prompts of two lengths."""

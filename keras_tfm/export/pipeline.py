@@ -15,6 +15,7 @@ from keras_tfm.export.graph.adapters import Placeholders, clear
 from keras_tfm.export.graph.conversion import convert, layer_sizes
 from keras_tfm.export.graph.gpu_graph import rewrite_for_gpu
 from keras_tfm.export.graph.int8_caches import use_int8_operators
+from keras_tfm.export.graph.loop_outputs import copy_loop_outputs
 from keras_tfm.export.graph.schema import ModelT
 from keras_tfm.export.member import Member
 from keras_tfm.export.quantization.presets import Quantization
@@ -104,7 +105,7 @@ def passes_of(members: Iterable[Member]) -> list[Pass]:
         passes.append(rewrite_for_gpu)
     if any(request.cache == "int8" for request in requests):
         passes.append(use_int8_operators)
-    return passes
+    return [*passes, copy_loop_outputs]
 
 
 def convert_members(

@@ -43,7 +43,7 @@ def test_the_page_answers_as_python_does(tmp_path):
 def test_the_chat_page_and_sessions_answer_as_python_does(tmp_path):
     """Also a screenshot, chat.png, in the test's folder."""
     from small_tokenizers import byte_pairs
-    from small_writers import END, ids, story
+    from small_writers import END, ids, recurrent_story, story
 
     from keras_tfm.export import export_tflite
     from keras_tfm.web import write_page
@@ -56,12 +56,15 @@ def test_the_chat_page_and_sessions_answer_as_python_does(tmp_path):
         "whole": {"max_length": 190, "prompt_length": (3, 160), "whole_caches": True},
         "steps": {"max_length": 200},
         "gpu": {"max_length": 200, "prompt_length": (6, 20), "accelerator": "gpu"},
+        "states": {"max_length": 200, "prompt_length": (6, 20), "end_id": None},
     }
+    models = {"states": recurrent_story()}
     answers = {}
     for name, options in files.items():
         roles = ["prefill", "decode"] if "prompt_length" in options else ["decode"]
         options = {"end_id": END, **shared, **options}
-        export_tflite(story(), tmp_path / f"{name}.tflite", roles, **options)
+        model = models.get(name, story())
+        export_tflite(model, tmp_path / f"{name}.tflite", roles, **options)
         model = runtime.load(tmp_path / f"{name}.tflite")
         session, parts = model.session(), [ids(9), ids(70, seed=1), ids(1, seed=2), ids(58, seed=3)]
         for part in parts:

@@ -1,15 +1,18 @@
 """Files of models with recurrent states: generation, a host's loop, drafts, sessions."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
+from ai_edge_litert import schema_py_generated
 from small_exports import new_path, once_a_run
 from small_tokenizers import words
 
 from keras_tfm import layers
 from keras_tfm.export import export_litertlm, export_tflite
 from keras_tfm.generation import Beam, generate
-from keras_tfm.runtime import PromptLookup, load
+from keras_tfm.runtime import PromptLookup, flatbuffer, load
 from keras_tfm.runtime.manifest.manifest import WITH_STATES, Decode, Prefill
 
 K = keras.layers
@@ -73,6 +76,20 @@ def logits_after(session, model):
 def check(session, model):
     found, expected = logits_after(session, model)
     np.testing.assert_allclose(found, expected, rtol=0, atol=FLOAT32)
+
+
+def test_no_output_is_the_result_of_a_loop():
+    """LiteRT's CompiledModel cannot give memory to a tensor that WHILE allocates."""
+    file = flatbuffer.read(Path(hybrid_file().path).read_bytes())
+    codes = vars(schema_py_generated.BuiltinOperator)
+    loops = []
+    for signature in file.signatureDefs:
+        graph = file.subgraphs[signature.subgraphIndex]
+        for operator in graph.operators:
+            if file.operatorCodes[operator.opcodeIndex].builtinCode == codes["WHILE"]:
+                loops.append(signature.signatureKey)
+                assert not {*map(int, operator.outputs)} & {*map(int, graph.outputs)}
+    assert loops
 
 
 def test_the_manifest_tells_the_states():

@@ -40,13 +40,16 @@ import { Tokenizer } from "@huggingface/tokenizers";
 import { checkTokenizer } from "./tokenizer_check.js";
 
 const METADATA_NAME = "keras_tfm"; // keras_tfm/runtime/manifest/storage.py
-const FORMAT = 2; // keras_tfm/runtime/manifest/manifest.py
+const FORMAT = 3; // keras_tfm/runtime/manifest/manifest.py
 // The dtypes that LiteRT.js supports for inputs and outputs.
 const ARRAYS = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };
 const TOKENIZER_MODELS = ["WordLevel", "WordPiece", "BPE", "Unigram"];
 const LARGEST_TOKENIZER = 64e6; // bytes; Gemma's has 33 MB
 const SPLIT_BEHAVIORS = ["isolated", "removed"]; // the library turns others into "isolated"
 const SAVED_VERSION = 1; // of what `Session.save` returns
+// Recurrent states cannot be rewound: those after the last steps are kept, and those at the ends of the
+// last reads, which a chat rewinds to.
+const [RECENT_STATES, END_STATES] = [4, 8];
 const INCOMPLETE = "\ufffd"; // a decoder writes it for bytes that are not, or not yet, a character
 
 /**
@@ -969,12 +972,15 @@ function promptText({ prompts, default_prompt: usual }, name) {
 
 // --- The decoding loop -------------------------------------------------------------------------
 
-/** Reads tokens at growing positions; keras_tfm/runtime/decoding/host_loop.py is the same in Python. */
+/** Reads tokens at growing positions; keras_tfm/runtime/decoding/steps.py is the same in Python. */
 class Steps {
   #compiled;
   #ability;
   #decoder;
   #caches;
+  #states; // typed arrays by name, which are replaced and never written to
+  #recent; // the states at earlier positions: after steps, and at the ends of reads
+  #ends;
   #encoded = {}; // read by every step, changed by none
   position = 0; // the number of tokens that have been read, after the columns of a prefix
 
@@ -983,6 +989,12 @@ class Steps {
     this.#ability = ability;
     this.#decoder = ability.decoders[0];
     this.#caches = empty(ability.grown, this.#decoder);
+    const zeros = ability.states.map((name) => {
+      const { shape, dtype } = this.#decoder.inputs[name];
+      return [name, new ARRAYS[dtype](product(shape))];
+    });
+    this.#states = Object.fromEntries(zeros);
+    [this.#recent, this.#ends] = [new Map([[0, this.#states]]), new Map([[0, this.#states]])];
   }
 
   /** Takes the outputs of "encode": a prefix begins the caches, every step reads the others. */
@@ -1014,6 +1026,7 @@ class Steps {
       const parts = rows.map((row) => row.slice(start, last));
       free(await this.#run(signature, parts, start));
     }
+    remember(this.#ends, this.position, this.#states, END_STATES);
   }
 
   /** Reads one token; the logits of the next one. */
@@ -1036,8 +1049,21 @@ class Steps {
     }
   }
 
+  /**
+   * Forgets what was read from `position` on; with recurrent states also what was read after the last
+   * position before it whose states are known.
+   */
   rewind(position) {
-    this.position = Math.min(this.position, position);
+    if (position >= this.position) return;
+    this.position = position;
+    if (!this.#ability.states.length) return;
+    const kept = [this.#ends, this.#recent];
+    const known = kept.flatMap((states) => [...states.keys()]);
+    this.position = Math.max(...known.filter((x) => x <= position));
+    this.#states = this.#recent.get(this.position) ?? this.#ends.get(this.position);
+    for (const states of kept) {
+      for (const x of [...states.keys()]) if (x > this.position) states.delete(x);
+    }
   }
 
   fork() {
@@ -1045,7 +1071,16 @@ class Steps {
     result.#grow(this.#decoder.capacity);
     this.#write(result.#caches, this.#caches, 0, this.position, 0); // sessions have no prefix
     result.position = this.position;
+    result.#states = this.#states;
+    [result.#recent, result.#ends] = [new Map(this.#recent), new Map(this.#ends)];
     return result;
+  }
+
+  /** The recurrent states: `{ shape, data }` by name. */
+  keptStates() {
+    const { inputs } = this.#decoder;
+    const entries = Object.entries(this.#states);
+    return Object.fromEntries(entries.map(([name, data]) => [name, { shape: inputs[name].shape, data }]));
   }
 
   /** The entries of the positions that have been read: `{ shape, data }` by name. */
@@ -1067,9 +1102,10 @@ class Steps {
     return Object.fromEntries(entries);
   }
 
-  /** Continues after the entries that `kept` returned. */
-  restore({ caches, position }) {
+  /** Continues after the entries and states that `kept` and `keptStates` returned. */
+  restore({ caches, states, position }) {
     if (!position) return;
+    this.#states = Object.fromEntries(Object.entries(states).map(([name, { data }]) => [name, data]));
     this.#grow(position);
     const tensors = {};
     try {
@@ -1081,6 +1117,7 @@ class Steps {
       free(tensors);
     }
     this.position = position;
+    remember(this.#ends, position, this.#states, END_STATES);
   }
 
   free() {
@@ -1094,11 +1131,13 @@ class Steps {
    * next one, with tokens that it reads again, if it would end after the last position.
    */
   #chunk(count) {
-    const { prefills, decoders, maxLength } = this.#ability;
-    const fits = ({ length, capacity }) =>
-      capacity === undefined
-        ? this.position === 0 // of an older file: it has no caches to read
-        : this.#start(length) + length <= capacity && capacity >= this.#decoder.capacity;
+    const { prefills, states } = this.#ability;
+    const fits = ({ length, capacity, outputs }) => {
+      if (capacity === undefined) return this.position === 0; // of an older file: without caches to read
+      // What recurrent states have read, they cannot read again; drafts return those of each token.
+      if (states.length && (outputs.logits || this.#start(length) < this.position)) return false;
+      return this.#start(length) + length <= capacity && capacity >= this.#decoder.capacity;
+    };
     const fitting = prefills.filter(fits); // the shortest first
     if (!fitting.length) return null;
     const full = fitting.filter(({ length }) => length <= count);
@@ -1133,12 +1172,14 @@ class Steps {
 
   /** Runs a step on rows of tokens, padded, and keeps the new cache entries. */
   async #run({ name, inputs }, tokens, start) {
-    const { stepped, positionName, prefix } = this.#ability;
+    const { stepped, positionName, countName, prefix } = this.#ability;
     const { shape, pad_id: padId = 0 } = inputs[stepped];
     const rows = new Int32Array(product(shape)).fill(padId);
     for (let row = 0; row < shape[0]; row++) rows.set(tokens[row % tokens.length], row * shape[1]);
     const own = { [stepped]: new Tensor(rows, shape) };
     if (inputs[positionName]) own[positionName] = filled(inputs[positionName], start);
+    if (inputs[countName]) own[countName] = filled(inputs[countName], tokens[0].length);
+    for (const [key, data] of Object.entries(this.#states)) own[key] = new Tensor(data, inputs[key].shape);
     const given = { ...this.#encoded, ...this.#caches, ...own };
     const taken = Object.fromEntries(Object.keys(inputs).map((key) => [key, given[key]]));
     try {
@@ -1146,6 +1187,9 @@ class Steps {
       const end = start + tokens[0].length;
       try {
         this.#write(this.#caches, results, prefix + this.position, prefix + end, prefix + start);
+        const states = Object.keys(this.#states).map((key) => [key, results[key].toTypedArray()]);
+        this.#states = Object.fromEntries(states);
+        remember(this.#recent, end, this.#states, RECENT_STATES);
       } catch (error) {
         free(results);
         throw error;
@@ -1156,6 +1200,14 @@ class Steps {
       free(own);
     }
   }
+}
+
+/** Keeps the states at a position, and forgets those that were kept first, except at 0. */
+function remember(kept, position, states, most) {
+  kept.delete(position);
+  kept.set(position, states);
+  const others = [...kept.keys()].filter((x) => x);
+  for (const x of others.slice(0, -most)) kept.delete(x);
 }
 
 /**
@@ -1382,6 +1434,10 @@ export class Session {
       tokens: this.tokens,
       owed: this.#owed?.length === this.#tokens.length ? this.#owed.characters : null,
       caches: this.#steps.kept(),
+      ...(this.#ability.states.length && {
+        states: this.#steps.keptStates(),
+        position: this.#steps.position,
+      }),
     };
   }
 
@@ -1422,8 +1478,8 @@ function checkedSession(saved, ability, sha256) {
   if (saved.sha256 !== sha256) {
     throw new ModelError("The session was saved with another file.");
   }
-  const { tokens, caches, owed = null } = saved;
-  const { grown, decoders, transposed, maxLength, stepped } = ability;
+  const { tokens, caches, states = {}, owed = null } = saved;
+  const { grown, states: recurrent, decoders, transposed, maxLength, stepped } = ability;
   const { inputs } = decoders[0];
   const size = inputs[stepped].vocabulary_size ?? Infinity;
   const ids = Array.isArray(tokens) && tokens.every((x) => isCount(x) && x < size);
@@ -1440,14 +1496,19 @@ function checkedSession(saved, ability, sha256) {
       data.length === product(shape);
     return fits ? shape[axis] : -1;
   }) : [-1];
-  const [position] = positions;
-  const same = position >= 0 && positions.every((other) => other === position);
+  const [position] = recurrent.length ? [saved.position] : positions;
+  const known = isObject(states) && recurrent.every((name) => {
+    const { shape, dtype } = inputs[name];
+    const { shape: own, data } = states[name] ?? {};
+    return String(own) === String(shape) && data instanceof ARRAYS[dtype] && data.length === product(shape);
+  });
+  const same = known && isCount(position) && positions.every((other) => other === position);
   const counted = owed === null || Number.isInteger(owed);
   if (!ids || !counted || tokens.length > maxLength || !same || position > tokens.length) {
     throw new ModelError("The saved session is damaged: its tokens and caches do not fit the file.");
   }
   const given = owed === null ? null : { length: tokens.length, characters: owed };
-  return { tokens, owed: given, caches, position };
+  return { tokens, owed: given, caches, states, position };
 }
 
 /**
@@ -2132,7 +2193,7 @@ const WRITING = { max_length: isCount, start_id: orNull(isCount), end_id: orNull
 Object.assign(WRITING, { pad_id: isPad, target: isText });
 Object.assign(WRITING, { prompt: optional(isText), default_prompt: optional(isIds) });
 const isNames = (x) => Array.isArray(x) && x.every(isText);
-const STEPS = { ...WRITING, capacity: isCount, transposed: optional(isNames) };
+const STEPS = { ...WRITING, capacity: isCount, transposed: optional(isNames), states: optional(isNames) };
 Object.assign(STEPS, { prefix: optional((x) => isCount(x) && x > 0) });
 const SETTINGS = { generate: WRITING, decode: STEPS };
 
@@ -2200,7 +2261,7 @@ function shown(value) {
 }
 
 const ROLES = { predict: ["input"], encode: ["input"], generate: ["input", "padding"] };
-Object.assign(ROLES, { prefill: ["input", "position", "cache", "encoded"] });
+Object.assign(ROLES, { prefill: ["input", "position", "count", "cache", "encoded"] });
 ROLES.decode = ROLES.prefill;
 const IDS = 2 ** 31; // in 32 bits
 const LARGEST_RESIZE = 4096;
@@ -2307,7 +2368,8 @@ function checkDecoders(owner, decoders) {
   const [[, first]] = decoders;
   const largest = Math.max(...decoders.map(([, x]) => x.capacity));
   need(first.max_length <= largest, `${owner}max_length`, first.max_length);
-  const fields = ["target", "max_length", "start_id", "end_id", "pad_id", "prefix", "transposed"];
+  const ids = ["start_id", "end_id", "pad_id"];
+  const fields = ["target", "max_length", ...ids, "prefix", "transposed", "states"];
   for (const [place, x] of decoders) {
     for (const key of fields) need(shown(x[key]) === shown(first[key]), `${place}.${key}`, x[key]);
     checkSpecialIds(place, x, x.inputs[x.target].vocabulary_size);
@@ -2328,9 +2390,10 @@ function checkStep(place, signature, decode, capacities) {
   const takesIds = pad_id !== undefined && kind === "input" && shape[1] <= most;
   const batch = decode.inputs[target].shape[0];
   need(takesIds && shape[0] === batch, `${place}.inputs.${target}`, shape);
-  const cachesOf = (x) => Object.keys(x.outputs).filter((name) => name !== "logits").sort();
-  const names = cachesOf(decode);
-  need(same(cachesOf(signature), names), `${place}.outputs`, cachesOf(signature));
+  const keptBy = (x) => Object.keys(x.outputs).filter((name) => name !== "logits").sort();
+  need(same(keptBy(signature), keptBy(decode)), `${place}.outputs`, keptBy(signature));
+  checkStates(place, signature, decode);
+  const names = keptBy(decode).filter((name) => !(decode.states ?? []).includes(name));
   need(transposed.every((name) => names.includes(name)), `${place}.transposed`, transposed);
   const widths = [shape[1], prefix + Math.max(...capacities)];
   for (const name of names) {
@@ -2357,12 +2420,29 @@ function checkStep(place, signature, decode, capacities) {
   need(!logits || product(logits) === values, `${place}.outputs.logits`, logits);
 }
 
+/** The recurrent states of a step, and the number of a prefill's tokens that change them. */
+function checkStates(place, { role, inputs, outputs }, { states = [], target, outputs: known }) {
+  need(states.every((name) => known[name]), `${place}.states`, states);
+  const verifies = role !== "decode" && outputs.logits; // it returns the states after each token
+  for (const name of states) {
+    const { shape, dtype, kind } = inputs[name] ?? {};
+    need(kind === "cache" && shape.length, `${place}.inputs.${name}`, shape);
+    const wanted = verifies ? [shape[0], inputs[target].shape[1], ...shape.slice(1)] : shape;
+    const output = outputs[name];
+    need(same([wanted, dtype], [output.shape, output.dtype]), `${place}.outputs.${name}`, output.shape);
+  }
+  const counts = ofKind({ inputs }, "count").map(([, { shape, dtype }]) => [shape, dtype]);
+  const wanted = states.length && role !== "decode" && !verifies ? [[[1], "int32"]] : [];
+  need(same(counts, wanted), `${place} has one count if a prefill changes states`, counts);
+}
+
 /** What "encode" returns for "decode": all of a constant argument, or the columns of a prefix. */
 function checkEncode(place, { outputs }, decode) {
-  const { transposed = [], prefix = 0 } = decode;
+  const { transposed = [], states = [], prefix = 0 } = decode;
   for (const [name, { shape, dtype }] of Object.entries(outputs)) {
     const own = decode.inputs[name];
     if (!own) continue;
+    if (states.includes(name)) need(false, `${place}.outputs.${name}: a state`, shape);
     const axis = columnAxis(name, own.shape, transposed);
     const wanted = decode.outputs[name] ? own.shape.with(axis, prefix) : own.shape;
     need(same([wanted, own.dtype], [shape, dtype]), `${place}.outputs.${name}`, shape);
@@ -2635,9 +2715,10 @@ function readSteps(manifest) {
   if (!decoders.length) return null;
   const [{ target: stepped, inputs, outputs, max_length: maxLength, prefix = 0, end_id }] = decoders;
   const encoders = byLength(manifest, "encode");
-  const grown = Object.keys(outputs).filter((name) => name !== "logits");
+  const { states = [] } = decoders[0];
+  const grown = Object.keys(outputs).filter((name) => name !== "logits" && !states.includes(name));
   const positionName = Object.keys(inputs).find((name) => inputs[name].kind === "position");
-  const given = [stepped, positionName, ...grown, ...Object.keys(encoders[0]?.outputs ?? {})];
+  const given = [stepped, positionName, ...grown, ...states, ...Object.keys(encoders[0]?.outputs ?? {})];
   const missing = Object.keys(inputs).filter((name) => !given.includes(name));
   if (missing.length) {
     throw new ModelError(`This page has nothing to give as ${missing.join(", ")} of every step.`);
@@ -2646,9 +2727,10 @@ function readSteps(manifest) {
     throw new ModelError("The file has no signature encode, which begins the caches of its decode.");
   }
   const prefills = byLength(manifest, "prefill", stepped);
+  const counts = prefills.flatMap((x) => ofKind(x, "count").map(([name]) => name));
   const { transposed = [] } = decoders.at(-1);
   const endIds = [end_id ?? []].flat();
-  const caches = { positionName, grown, transposed, prefix };
+  const caches = { positionName, countName: counts[0], grown, states, transposed, prefix };
   return { encoders, prefills, decoders, stepped, maxLength, endIds, ...caches };
 }
 
