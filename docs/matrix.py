@@ -136,6 +136,7 @@ OURS: dict[str, Callable] = {
         query_norm=L.RMSNormalization(), key_norm=L.RMSNormalization()
     )(x),
     "with `gate=True`": lambda x: attention(gate=True)(x),
+    'with `gate="query"`': lambda x: attention(gate="query")(x),
     "with `RotaryEmbedding()`": lambda x: at(L.RotaryEmbedding())(x),
     "with `RotaryEmbedding(scaling=LinearScaling(...))`": lambda x: at(
         L.RotaryEmbedding(scaling=L.LinearScaling(2.0))
@@ -155,6 +156,8 @@ OURS: dict[str, Callable] = {
         L.DisentangledPositionEmbedding(L.RelativePositionTable(DIM, max_distance=LENGTH))
     )(x),
     "with `ALiBi()`": lambda x: at(L.ALiBi())(x),
+    "`ShortConvolution`": lambda x: L.ShortConvolution()(x),
+    "`GatedDeltaNet`": lambda x: L.GatedDeltaNet(HEADS, 32)(x),
     "`NGramEncoding`": lambda x: L.NGramEncoding(kernel_size=3)(x, x),
     "`TransformerEncoderBlock`": lambda x: L.TransformerEncoderBlock(128, HEADS)(x),
     "`TransformerDecoderBlock(cross_attention=False)`": lambda x: L.TransformerDecoderBlock(

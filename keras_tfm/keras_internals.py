@@ -149,7 +149,7 @@ def run_recurrently(
 
     Args:
         step: function of a token (B, ...) and a state that returns an output and the next state.
-        x: (B, T, ...).
+        x: (B, T, ...), or nested tensors.
         state: nested tensors (B, ...).
         mask: (B, T), boolean, False where the state stays as it is; optional.
     """
@@ -161,7 +161,11 @@ def run_recurrently(
         return y, keras.tree.flatten(after)
 
     _, outputs, after = backend.rnn(
-        one, x, keras.tree.flatten(state), mask=mask, input_length=x.shape[1]
+        one,
+        x,
+        keras.tree.flatten(state),
+        mask=mask,
+        input_length=keras.tree.flatten(x)[0].shape[1],
     )
     return outputs, keras.tree.pack_sequence_as(state, list(after))
 

@@ -118,6 +118,10 @@ MODEL_TYPES = (
         vocabularies={"": 50257, "gpt1": 40478}, tokenizer="GPT2Tokenizer",
     ),
     ModelType(
+        "qwen3_5_text", "Qwen3.5 (text)", "decoders.qwen3_5:QWEN3_5", "qwen3_5", "decoder",
+        vocabularies={"": 248320}, tokenizer="Qwen2Tokenizer",
+    ),
+    ModelType(
         "qwen3", "Qwen3, Qwen3-Embedding", "decoders.llama:QWEN3", "llama", "decoder",
         arguments={"query_key_norm": True}, tokenizer="Qwen2Tokenizer",
     ),
@@ -136,6 +140,10 @@ MODEL_TYPES = (
             "mistral": 32768,
         },
         tokenizer="LlamaTokenizer",
+    ),
+    ModelType(
+        "lfm2", "LFM2, LFM2.5 (text)", "decoders.lfm2:LFM2", "lfm2", "decoder",
+        vocabularies={"": 65536},
     ),
     ModelType(
         "gemma4_text", "Gemma 4 (text)", "decoders.gemma4:GEMMA4", "gemma4", "decoder",

@@ -56,6 +56,11 @@ def own_options():
         },
         "cohere2": {"windows": [4, None]},
         "olmo3": {"windows": [4, None], "local_rope_theta": 500000.0},
+        "lfm2": {"attends": [False, True]},
+        "qwen3_5_text": {
+            "attends": [False, True], "delta_heads": 4, "delta_key_heads": 2, "delta_head_dim": 5,
+            "delta_value_dim": 7,
+        },
         "smollm3": {"rotary": [True, False], "windows": [None, 4]},
         "t5": {"gated": True, "num_buckets": 8},
         "mt5": {"gated": True, "num_buckets": 8, "tie_output": False},

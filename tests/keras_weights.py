@@ -31,7 +31,7 @@ def randomize(layer, seed=0):
             *("text", "rows", "columns"),
         ):
             values = rng.normal(scale=weight.shape[1] ** -0.5, size=weight.shape)
-        elif kind in ("gamma", "scale", "beta", "bias"):
+        elif kind in ("gamma", "scale", "beta", "bias", "log_rate"):
             values = rng.normal(loc=kind in ("gamma", "scale"), scale=0.3, size=weight.shape)
         elif kind in ("queries", "moving_mean", "logit_scale", "logit_bias"):
             values = rng.normal(size=weight.shape)

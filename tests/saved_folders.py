@@ -43,6 +43,7 @@ OPTIONS = {
     "qwen2, bidirectional, version 5": {"causal": False, "pad_id": 0, "windows": [None, 4]},
     "qwen3, tied": {"tie_output": True},
     "llama, biases": {"attention_bias": True, "feed_forward_bias": True},
+    "lfm2, biases, untied": {"convolution_bias": True, "kernel_size": 4, "tie_output": False},
     "gemma3_text, no windows": {"windows": None},
     "gemma3_text, bidirectional": {"causal": False, "pad_id": 0, "windows": [4, None]},
     "llama, longrope": {

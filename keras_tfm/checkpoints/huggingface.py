@@ -147,6 +147,10 @@ def load_huggingface(
     return model
 
 
+# Model types of texts and images whose language model can be loaded alone: its type and class.
+_TEXT_PARTS = {"qwen3_5": ("qwen3_5_text", "Qwen3_5ForCausalLM")}
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A folder, and its model, whose weights have no values before they are read.
@@ -240,6 +244,8 @@ def open_huggingface(
     if model_type == "siglip2":
         expected = '"siglip", as the checkpoints of SigLIP 2 with images of one size have'
         config.refuse("model_type", model_type, f"{expected} (this is NaFlex)")
+    if model_type in _TEXT_PARTS:
+        config, model_type = _text_part(config, model_type, architecture)
     if model_type not in FAMILIES:
         config.refuse("model_type", model_type, f"one of {list(FAMILIES)}")
     family = FAMILIES[model_type]
@@ -292,6 +298,18 @@ def open_huggingface(
         )
     entries = family.entries(model)
     return Checkpoint(folder, model, named, entries, stored, sizes, rebuild, quantized)
+
+
+def _text_part(config: Config, model_type: str, architecture: str | None) -> tuple[Config, str]:
+    """The configuration of the language model in a folder that also reads images, and its type."""
+    text_type, causal = _TEXT_PARTS[model_type]
+    if architecture != causal:
+        expected = f'"{text_type}": vision_config is of images, which are not supported; '
+        config.refuse(
+            "model_type", model_type, f"{expected}architecture={causal!r} loads the language model"
+        )
+    fields = {**config.part("text_config").fields, "model_type": text_type}
+    return Config.of(config.file, fields), text_type
 
 
 def _added_ids(options: Arguments, stored: Arguments, sizes: dict[str, int]) -> list[str]:

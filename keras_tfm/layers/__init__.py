@@ -67,6 +67,8 @@ from keras_tfm.layers.positions.rotary_scaling import (
     ProportionalScaling,
     YaRNScaling,
 )
+from keras_tfm.layers.recurrent.gated_delta_net import GatedDeltaNet
+from keras_tfm.layers.recurrent.short_convolution import ShortConvolution
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.rms_normalization import RMSNormalization
 from keras_tfm.layers.transformer_block import TransformerDecoderBlock, TransformerEncoderBlock
@@ -86,6 +88,7 @@ __all__ = [
     "Dropout",
     "EndTokenPooling",
     "FeedForward",
+    "GatedDeltaNet",
     "GridMask",
     "GridPositionEmbedding",
     "GumbelSoftmax",
@@ -131,6 +134,7 @@ __all__ = [
     "RowMask",
     "SegmentEmbedding",
     "SequencePooling",
+    "ShortConvolution",
     "TokenEmbedding",
     "TransformerDecoderBlock",
     "TransformerEncoderBlock",

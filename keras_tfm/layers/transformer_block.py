@@ -21,6 +21,7 @@ from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_attention.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.positions.attention_position import refuse_separation
+from keras_tfm.layers.recurrent.token_mixer import TokenMixer
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.types import Activation, Arguments, Config, Initializer, Shape, Tensor
 
@@ -49,8 +50,9 @@ class TransformerBlock(RematerializedLayer):
         kernel_initializer: initializer of every kernel.
         bias_initializer: initializer of every bias.
         causal: bool, whether a position sees only itself and earlier positions.
-        self_attention: `MultiHeadSelfAttention` to use instead of the default one; False: none. If
-            it has `merged=True`, it attends to the context, and `cross_attention` must be False.
+        self_attention: `MultiHeadSelfAttention` to use instead of the default one; or, with
+            `causal`, another layer that mixes tokens: `ShortConvolution`; False: none. If it has
+            `merged=True`, it attends to the context, and `cross_attention` must be False.
         cross_attention: `MultiHeadCrossAttention` to use; True: the default one; False: none.
         feed_forward: layer (..., T, D) -> (..., T, D) to use instead of the default `FeedForward`;
             False: none, as in the cross-attention of LXMERT (arXiv:1908.07490).
@@ -130,7 +132,7 @@ class TransformerBlock(RematerializedLayer):
         self.self_attention = self._part(
             "self_attention",
             parts["self_attention"],
-            MultiHeadSelfAttention,
+            (MultiHeadSelfAttention, TokenMixer),
             lambda: MultiHeadSelfAttention(
                 heads, causal=causal, dropout=dropout, name="self_attention", **shared
             ),
@@ -139,14 +141,14 @@ class TransformerBlock(RematerializedLayer):
         self.feed_forward = self._part(
             "feed_forward",
             parts["feed_forward"],
-            keras.layers.Layer,
+            (keras.layers.Layer,),
             lambda: FeedForward(width, activation=self.activation, name="feed_forward", **shared),
         )
         self.feed_forward_residual = self._residual_of("feed_forward", templates)
         self.cross_attention = self._part(
             "cross_attention",
             parts["cross_attention"],
-            MultiHeadCrossAttention,
+            (MultiHeadCrossAttention,),
             lambda: MultiHeadCrossAttention(
                 heads, dropout=dropout, name="cross_attention", **shared
             ),
@@ -199,15 +201,20 @@ class TransformerBlock(RematerializedLayer):
             )
 
     def _part(
-        self, name: str, part: Any, kind: type[keras.Layer], make: Callable[[], keras.Layer]
+        self,
+        name: str,
+        part: Any,
+        kinds: tuple[type[keras.Layer], ...],
+        make: Callable[[], keras.Layer],
     ) -> Any:
         """The given part, checked, or a default one from `make`, or None."""
         if part is True:
             return make()
         if part is False:
             return None
-        if not isinstance(part, kind):
-            raise TypeError(f"{self.name}: {name} must be a {kind.__name__}, got {part!r}")
+        if not isinstance(part, kinds):
+            expected = " or a ".join(x.__name__ for x in kinds)
+            raise TypeError(f"{self.name}: {name} must be a {expected}, got {part!r}")
         owner = getattr(part, "_block", lambda: None)()
         if owner is not None and owner is not self:
             raise ValueError(

@@ -6,9 +6,11 @@ from keras_tfm.models.decoders.gemma4 import gemma4
 from keras_tfm.models.decoders.gpt import gpt
 from keras_tfm.models.decoders.gpt_neox import gpt_neox
 from keras_tfm.models.decoders.granite import granite
+from keras_tfm.models.decoders.lfm2 import lfm2
 from keras_tfm.models.decoders.llama import llama
 from keras_tfm.models.decoders.olmo2 import olmo2
 from keras_tfm.models.decoders.phi3 import phi3
+from keras_tfm.models.decoders.qwen3_5 import qwen3_5
 from keras_tfm.models.decoders.smollm3 import smollm3
 from keras_tfm.models.encoder_decoders.bart import bart
 from keras_tfm.models.encoder_decoders.m2m_100 import m2m_100
@@ -106,6 +108,7 @@ __all__ = [
     "image_classifier",
     "image_gpt",
     "image_text_pretraining",
+    "lfm2",
     "llama",
     "lxmert",
     "m2m_100",
@@ -122,6 +125,7 @@ __all__ = [
     "pegasus",
     "phi3",
     "question_answering",
+    "qwen3_5",
     "replaced_token_detection",
     "resize_vocabulary",
     "resnet",

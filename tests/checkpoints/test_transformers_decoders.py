@@ -212,6 +212,18 @@ def edited(tmp_path, name, options, fields):
 
 
 OLDER = {"rope_parameters": None, "layer_types": None}
+LFM2 = {
+    "vocab_size": 31, "hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "intermediate_size": 20, "block_multiple_of": 8,
+    "block_ffn_dim_multiplier": 1.3, "full_attn_idxs": [1], "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 99.0},
+}  # fmt: skip
+QWEN3_5 = {
+    "vocab_size": 31, "hidden_size": 12, "intermediate_size": 13, "num_hidden_layers": 4,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 5, "linear_value_head_dim": 3,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -245,6 +257,19 @@ OLDER = {"rope_parameters": None, "layer_types": None}
         ),
         pytest.param(
             "SmolLM3ForCausalLM", {**SIZES, **NOPE}, {**OLDER, "no_rope_layers": None}, id="smollm3"
+        ),
+        pytest.param(
+            "Lfm2ForCausalLM",
+            LFM2,
+            {
+                **OLDER,
+                "rope_theta": 99.0,
+                "intermediate_size": 7,
+                "block_ff_dim": 20,
+                "tie_word_embeddings": True,
+                "tie_embedding": False,
+            },
+            id="lfm2",
         ),
     ],
 )
@@ -289,6 +314,11 @@ OLD = ("GPTNeoForCausalLM", NEO)
         ),
         (OLD, {"attention_types": [[["local"], 2]], "attention_layers": None}, "one kind for eac"),
         (OLD, {"attention_layers": ["local"]}, "attention_layers must be"),
+        (LLAMA, {"model_type": "lfm2_moe"}, "model_type must be one of .* got 'lfm2_moe'"),
+        (LLAMA, {"model_type": "qwen3_5_moe_text"}, "model_type must be one of"),
+        (("Lfm2ForCausalLM", LFM2), {"layer_types": ["conv"]}, "layer_types must be 3 of full_"),
+        (("Lfm2ForCausalLM", LFM2), {"layer_types": None, "full_attn_idxs": "x"}, "full_attn_idx"),
+        (("Qwen3_5ForCausalLM", QWEN3_5), {"layer_types": [SLIDING] * 4}, "layer_types must be 4"),
     ],
     ids=lambda x: "" if not isinstance(x, dict) else next(iter(x)),
 )
@@ -297,3 +327,34 @@ def test_what_is_not_supported_is_named(model, fields, message, tmp_path):
     with pytest.raises(ValueError, match=message) as caught:
         checkpoints.load_huggingface(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_the_language_model_of_a_folder_that_reads_images(tmp_path):
+    import torch
+    import transformers
+
+    rope = {
+        "rope_type": "default", "rope_theta": 77.0, "mrope_section": [1, 1, 0],
+        "mrope_interleaved": True, "partial_rotary_factor": 0.5,
+    }  # fmt: skip
+    vision = {
+        "depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2,
+        "out_hidden_size": 12, "num_position_embeddings": 16, "patch_size": 4,
+    }  # fmt: skip
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    config = transformers.Qwen3_5Config(
+        text_config={**QWEN3_5, "rope_parameters": rope}, vision_config=vision,
+        tie_word_embeddings=True, **{name: 3 + i for i, name in enumerate(names)},
+    )  # fmt: skip
+    theirs = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match='must be "qwen3_5_text": vision_config is of im'
+    ) as caught:
+        checkpoints.load_huggingface(tmp_path)
+    assert "\n" not in str(caught.value)
+    ours = checkpoints.load_huggingface(tmp_path, architecture="Qwen3_5ForCausalLM")
+    ids = np.random.default_rng(0).integers(7, 31, (2, 9))
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(ids)).logits.numpy()
+    assert_close(ours(ids), expected, 1e-5)

@@ -1,4 +1,4 @@
-"""Layers of Keras that are stepped by rules: recurrence, convolution, pooling, attention, sums."""
+"""Layers with a state: those of Keras, by rules, and ours."""
 
 import keras
 import numpy as np
@@ -81,9 +81,13 @@ MIXERS = {
     "GroupQueryAttention": lambda x: K.GroupQueryAttention(3, 4, 2)(x, x, use_causal_mask=True),
     "cumsum": lambda x: ops.cumsum(x, axis=1),
     "custom": lambda x: Custom()(x),
+    "ShortConvolution": lambda x: layers.ShortConvolution(use_bias=True)(x),
+    "GatedDeltaNet": lambda x: layers.GatedDeltaNet(4, 3, 5, num_key_heads=2)(x),
 }
 every_mixer = pytest.mark.parametrize("mixer", MIXERS)
-some_mixers = pytest.mark.parametrize("mixer", ["DepthwiseConv1D", "RNN of cells", "custom"])
+some_mixers = pytest.mark.parametrize(
+    "mixer", ["DepthwiseConv1D", "RNN of cells", "custom", "ShortConvolution", "GatedDeltaNet"]
+)
 
 
 def decoder(mixer, mask_zero=False, seed=0):
@@ -198,7 +202,8 @@ def test_beams_are_those_of_a_search_by_full_passes(mixer):
 
 
 @pytest.mark.parametrize(
-    ("mixer", "rows", "length"), [("DepthwiseConv1D", 1, 3), ("custom", 3, 3), ("LSTM", 1, 7)]
+    ("mixer", "rows", "length"),
+    [("DepthwiseConv1D", 1, 3), ("custom", 3, 3), ("LSTM", 1, 7), ("GatedDeltaNet", 3, 3)],
 )
 def test_drafts_do_not_change_the_tokens(mixer, rows, length):
     """A step of 8 tokens begins before the end of a prompt of 5, in a row of 9."""

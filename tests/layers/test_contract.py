@@ -24,6 +24,7 @@ from keras_tfm.layers import (
     Dropout,
     EndTokenPooling,
     FeedForward,
+    GatedDeltaNet,
     GridMask,
     GridPositionEmbedding,
     GumbelSoftmax,
@@ -63,6 +64,7 @@ from keras_tfm.layers import (
     RowMask,
     SegmentEmbedding,
     SequencePooling,
+    ShortConvolution,
     TokenEmbedding,
     TransformerDecoderBlock,
     TransformerEncoderBlock,
@@ -370,8 +372,39 @@ CASES = {
         {"intermediate_dim": F, "activation": "gelu", "dropout": 0.3, **PROJECTIONS},
         (X,),
     ),
+    "ShortConvolution": Case(
+        ShortConvolution, {"kernel_size": 4, "use_bias": True, **PROJECTIONS}, (X,), {"mask": MASK}
+    ),
+    "GatedDeltaNet": Case(
+        GatedDeltaNet,
+        {
+            "num_heads": 4,
+            "head_dim": 3,
+            "value_dim": 5,
+            "num_key_heads": 2,
+            "kernel_size": 3,
+            "activation": "gelu",
+            "epsilon": 1e-3,
+            **PROJECTIONS,
+        },
+        (X,),
+        {"mask": MASK},
+    ),
     "MultiHeadSelfAttention": Case(
         MultiHeadSelfAttention, {"causal": True, "dropout": 0.3, **HEADS, **PROJECTIONS}, (X,)
+    ),
+    "MultiHeadSelfAttention, gated queries": Case(
+        MultiHeadSelfAttention,
+        {
+            "causal": True,
+            "gate": "query",
+            "num_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 4,
+            "position": POSITIONS["RotaryEmbedding"],
+            **PROJECTIONS,
+        },
+        (X,),
     ),
     "MultiHeadSelfAttention, merged": Case(
         MultiHeadSelfAttention,

@@ -227,9 +227,15 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
         "gemma3-1b": (26, 1152, 4, 1, 256, 6912),
         "embeddinggemma-300m": (24, 768, 3, 1, 256, 1152),
     }  # fmt: skip
+    # Before the width is adjusted.
+    lfm2 = {"350m": (1024, 16, 6656), "700m": (1536, 24, 10240), "1.2b": (2048, 32, 12288)}
+    qwen3_5 = {
+        "0.8b": (24, 1024, 8, 2, 3584, 16), "2b": (24, 2048, 8, 2, 6144, 16),
+        "4b": (32, 2560, 16, 4, 9216, 32), "9b": (32, 4096, 16, 4, 12288, 32),
+    }  # fmt: skip
     counts: dict[str, dict[str, dict]] = {
         "bert": {}, "gpt": {}, "gemma": {}, "t5": {}, "m2m_100": {}, "t5gemma2": {},
-        "smolvlm": {},
+        "smolvlm": {}, "lfm2": {}, "qwen3_5": {},
     }  # fmt: skip
     with torch.device("meta"):
         for size, (layers, dim) in bert.items():
@@ -320,6 +326,19 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
             )
             model = transformers.SmolVLMForConditionalGeneration(config)
             counts["smolvlm"][size] = counted(model, 49280)
+        for size, (dim, heads, inner) in lfm2.items():
+            config = transformers.Lfm2Config(
+                hidden_size=dim, num_attention_heads=heads, intermediate_size=inner,
+                num_hidden_layers=16, full_attn_idxs=[2, 5, 8, 10, 12, 14],
+            )  # fmt: skip
+            counts["lfm2"][size] = counted(transformers.Lfm2ForCausalLM(config), 65536)
+        for size, (layers, dim, heads, groups, inner, values) in qwen3_5.items():
+            config = transformers.Qwen3_5TextConfig(
+                hidden_size=dim, num_hidden_layers=layers, num_attention_heads=heads,
+                num_key_value_heads=groups, intermediate_size=inner,
+                linear_num_value_heads=values, tie_word_embeddings=size != "9b",
+            )  # fmt: skip
+            counts["qwen3_5"][size] = counted(transformers.Qwen3_5ForCausalLM(config), 248320)
     return counts
 
 

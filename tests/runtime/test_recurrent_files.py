@@ -31,6 +31,30 @@ def hybrid():
     return noisy(keras.Model(tokens, K.Dense(V)(K.LayerNormalization()(x)), name="hybrid"))
 
 
+def ours():
+    """Blocks of LFM2 and Qwen3.5: a short convolution, a gated delta rule, gated attention."""
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    x = layers.TokenEmbedding(V, D)(tokens)
+    for mixer in (
+        layers.ShortConvolution(name="convolution"),
+        layers.GatedDeltaNet(4, 8, num_key_heads=2, name="delta"),
+        layers.MultiHeadSelfAttention(
+            2, causal=True, position=layers.RotaryEmbedding(), gate=True, use_bias=False
+        ),
+    ):
+        x = layers.TransformerDecoderBlock(
+            2 * D,
+            cross_attention=False,
+            self_attention=mixer,
+            residual=layers.Residual(input_norm=layers.RMSNormalization()),
+        )(x)
+    return noisy(keras.Model(tokens, K.Dense(V)(layers.RMSNormalization()(x)), name="ours"))
+
+
+MODELS = {"hybrid": hybrid, "ours": ours}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
 def translator():
     """An encoder and a decoder of LSTMs, without attention."""
     source = keras.Input((None,), dtype="int32", name="source")
@@ -50,10 +74,10 @@ def noisy(model):
 
 
 @once_a_run
-def hybrid_file(path):
+def file_of(path, name):
     roles = ["generate", "prefill", "decode"]
     return export_tflite(
-        hybrid(), path, roles, prompt_length=4, max_length=T, batch_size=BATCH, draft_length=3
+        MODELS[name](), path, roles, prompt_length=4, max_length=T, batch_size=BATCH, draft_length=3
     )
 
 
@@ -80,7 +104,7 @@ def check(session, model):
 
 def test_no_output_is_the_result_of_a_loop():
     """LiteRT's CompiledModel cannot give memory to a tensor that WHILE allocates."""
-    file = flatbuffer.read(Path(hybrid_file().path).read_bytes())
+    file = flatbuffer.read(Path(file_of("hybrid").path).read_bytes())
     codes = vars(schema_py_generated.BuiltinOperator)
     loops = []
     for signature in file.signatureDefs:
@@ -92,18 +116,26 @@ def test_no_output_is_the_result_of_a_loop():
     assert loops
 
 
-def test_the_manifest_tells_the_states():
-    file = load(hybrid_file().path).file
+STATES = {
+    "hybrid": [(BATCH, 3, D), (BATCH, D), (BATCH, D)],
+    "ours": [(BATCH, 2, D), (BATCH, 3, 64), (BATCH, 4, 8, 8)],
+}
+
+
+@every_model
+def test_the_manifest_tells_the_states(name):
+    file = load(file_of(name).path).file
     (decode,) = (x for x in file.signatures.values() if isinstance(x, Decode))
     shapes = sorted(tuple(decode.inputs[name].shape) for name in decode.states)
-    assert shapes == [(BATCH, 3, D), (BATCH, D), (BATCH, D)]
+    assert shapes == STATES[name]
     assert file.manifest.format == WITH_STATES
     prefills = [x for x in file.signatures.values() if isinstance(x, Prefill)]
     assert sorted(len(x.of_kind("count")) for x in prefills) == [0, 1]
 
 
-def test_generated_tokens_are_those_of_keras():
-    file, model = load(hybrid_file().path), hybrid()
+@every_model
+def test_generated_tokens_are_those_of_keras(name):
+    file, model = load(file_of(name).path), MODELS[name]()
     rows = [ids(2)[0], ids(4, seed=1)[0]]
     expected = [generate(model, [row], T).tokens[0] for row in rows]
     for row, tokens in zip(rows, file.generate(rows).tokens, strict=True):
@@ -115,16 +147,18 @@ def test_generated_tokens_are_those_of_keras():
             assert [int(x[0]) for x in steps] == expected[number][len(row) :].tolist()
 
 
+@every_model
 @pytest.mark.parametrize("sizes", [[1], [6], [3, 1, 9], [4, 4, 14], [23]])
-def test_tokens_in_chunks_equal_one_pass(sizes):
-    session, model = load(hybrid_file().path).session(), hybrid()
+def test_tokens_in_chunks_equal_one_pass(sizes, name):
+    session, model = load(file_of(name).path).session(), MODELS[name]()
     for part in np.split(ids(sum(sizes))[0], np.cumsum(sizes)[:-1]):
         session.append(part)
     check(session, model)
 
 
-def test_a_session_is_rewound_forked_saved_and_restored(tmp_path):
-    file, model = load(hybrid_file().path), hybrid()
+@every_model
+def test_a_session_is_rewound_forked_saved_and_restored(name, tmp_path):
+    file, model = load(file_of(name).path), MODELS[name]()
     session = file.session()
     session.append(ids(5)[0])
     session.append(ids(6, seed=1)[0])
@@ -148,7 +182,7 @@ def test_a_session_is_rewound_forked_saved_and_restored(tmp_path):
 
 
 def test_a_session_without_its_states_is_damaged(tmp_path):
-    session = load(hybrid_file().path).session()
+    session = load(file_of("hybrid").path).session()
     session.append(ids(5)[0])
     session.save(tmp_path / "session.npz")
     with np.load(tmp_path / "session.npz") as saved:
@@ -160,17 +194,19 @@ def test_a_session_without_its_states_is_damaged(tmp_path):
     ):
         np.savez(tmp_path / "lie.npz", **lie)
         with pytest.raises(ValueError, match="is damaged"):
-            load(hybrid_file().path).session(restore=tmp_path / "lie.npz")
+            load(file_of("hybrid").path).session(restore=tmp_path / "lie.npz")
 
 
 @pytest.mark.slow
-def test_a_file_in_int8_with_int8_caches_and_a_beam_search():
+@every_model
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_rounded_file_with_int8_caches_and_a_beam_search(quantization, name):
     roles = ["generate", "prefill", "decode"]
     report = export_tflite(
-        hybrid(), new_path(), roles, prompt_length=4, max_length=T, quantization="int8",
+        MODELS[name](), new_path(), roles, prompt_length=4, max_length=T, quantization=quantization,
         cache="int8", strategy=Beam(3),
     )  # fmt: skip
-    assert set(report.checks) >= {"generate", "decode"}
+    assert {x.signature for x in report.verification.checks} >= {"generate", "decode"}
 
 
 def test_an_encoders_state_begins_the_decoder():

@@ -26,6 +26,26 @@ def read_windows(config: Config, kinds: object, window: int | None) -> Windows:
     return each[0] if len(set(each)) == 1 else each
 
 
+def read_attends(config: Config, num_layers: int, other: str, default: list[str]) -> list[bool]:
+    """Whether each block has attention, from `layer_types`.
+
+    Args:
+        config: the configuration.
+        num_layers: int, the number of blocks.
+        other: str, the kind of the other blocks.
+        default: the kinds if the field is missing.
+    """
+    kinds = config.fields.get("layer_types")
+    kinds = default if kinds is None else kinds
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != num_layers
+        or not all(x in (FULL, other) for x in kinds)
+    ):
+        config.refuse("layer_types", kinds, f"{num_layers} of {FULL} and {other}")
+    return [kind == FULL for kind in kinds]
+
+
 def window_of(model: models.Model) -> tuple[int | None, list[int | None]]:
     """The only window of a model's blocks, or None, and the window or None of each block.
 

@@ -147,7 +147,7 @@ def shared_fields(model: models.Model, architecture: str) -> Fields:
         "head_dim": given.get("head_dim") or given["dim"] // heads,
         "rms_norm_eps": given.get("rms_norm_epsilon"),
         "attention_bias": given.get("attention_bias") is True,
-        "attention_dropout": given["attention_dropout"],
+        "attention_dropout": given.get("attention_dropout", 0.0),
         "tie_word_embeddings": given["tie_output"],
         "max_position_embeddings": given["max_length"],
         **classifier_fields(model, architecture),

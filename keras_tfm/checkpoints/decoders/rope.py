@@ -76,15 +76,20 @@ def read_rope(config: Config, default: float = _BASE, trained: int | None = None
 
 
 def read_partial_rope(
-    config: Config, head_dim: int, default: float = _BASE, trained: int | None = None
+    config: Config,
+    head_dim: int,
+    default: float = _BASE,
+    trained: int | None = None,
+    default_part: float = 1.0,
 ) -> Arguments:
     """As `read_rope`, with `rotary_dim`: of a family that may rotate a part of each head.
 
     Args:
         config, default, trained: as in `read_rope`.
         head_dim: int, width of a head.
+        default_part: float, the part of a head that is rotated if no field names it.
     """
-    arguments, part = _read_rope(config, default, trained, partial=True)
+    arguments, part = _read_rope(config, default, trained, default_part)
     if not isinstance(part, int | float) or isinstance(part, bool) or not 0 < part <= 1:
         config.refuse(_PARTIAL, part, "a number above 0, at most 1")
     rotary_dim = int(head_dim * part)
@@ -94,9 +99,9 @@ def read_partial_rope(
 
 
 def _read_rope(
-    config: Config, default: float, trained: int | None, partial: bool = False
+    config: Config, default: float, trained: int | None, default_part: float | None = None
 ) -> tuple[Arguments, Any]:
-    """The base and the scaling, and the part of a head that is rotated."""
+    """The base and the scaling, and the part of a head that is rotated, if it may be a part."""
     newer, older = config.fields.get("rope_parameters"), config.fields.get("rope_scaling")
     name = "rope_scaling" if older else "rope_parameters"
     rope = _dictionary(config, name, older or newer or {})
@@ -114,12 +119,12 @@ def _read_rope(
     length = config.fields.get(_TRAINED, trained)
     if length is not None and _kind(rope) in ("yarn", "llama3", "longrope"):
         rope[_TRAINED] = length  # has priority in transformers
-    part = 1.0
-    if partial:
+    part = default_part
+    if part is not None:
         if _kind(rope) == "proportional":  # which would rotate whole heads
             config.refuse("rope_type", "proportional", "another one with parts of heads")
         parts = (rope.pop(_PARTIAL, None), config.fields.get(_PARTIAL))
-        part = next((x for x in parts if x is not None), 1.0)
+        part = next((x for x in parts if x is not None), default_part)
     else:
         config.only(**_NEUTRAL)
     base, scaling = _read(config, name, rope)
@@ -259,7 +264,7 @@ def partial_rope_fields(model: models.Model, rotary_dim: int | None = None) -> F
         rotary_dim: int, the builder's default. Default: the whole head.
     """
     given, fields = model.arguments, rope_fields(model)
-    head_dim = given["dim"] // given["num_heads"]
+    head_dim = given.get("head_dim") or given["dim"] // given["num_heads"]
     rotary_dim = given["rotary_dim"] or rotary_dim or head_dim
     part = rotary_dim / head_dim
     while int(head_dim * part) < rotary_dim:  # rounding

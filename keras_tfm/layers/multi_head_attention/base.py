@@ -68,7 +68,9 @@ class MultiHeadAttention(RematerializedLayer):
         soft_cap: float, c in c tanh(score / c) (Gemma 2, arXiv:2408.00118). Default: no cap.
         scale: float, factor of the scores. Default: 1/sqrt(K).
         gate: bool, whether the heads' results are multiplied by sigmoid(x W_g + b_g) before the
-            output projection (AlphaFold 2, supplement 1.6.1).
+            output projection (AlphaFold 2, supplement 1.6.1). "query", of self-attention: W_g is in
+            the projection of queries, which has the queries and the gate of each head side by side
+            (Qwen3-Next and Qwen3.5).
         position: `RotaryEmbedding`, `RelativePositionBias`, `RelativePositionEmbedding`,
             `DisentangledPositionEmbedding`, `ALiBi` or another `AttentionPosition`. None: attention
             adds no positions.
@@ -79,6 +81,8 @@ class MultiHeadAttention(RematerializedLayer):
         TypeError: an argument of the wrong type.
         ValueError: an argument out of range; when the layer is built, widths that do not match.
     """
+
+    _GATES: tuple[bool | str, ...] = (False, True)
 
     def __init__(
         self,
@@ -93,7 +97,7 @@ class MultiHeadAttention(RematerializedLayer):
         value_norm: keras.Layer | Config | None = None,
         soft_cap: float | None = None,
         scale: float | None = None,
-        gate: bool = False,
+        gate: bool | str = False,
         position: AttentionPosition | None = None,
         kernel_initializer: Initializer = "glorot_uniform",
         bias_initializer: Initializer = "zeros",
@@ -128,6 +132,9 @@ class MultiHeadAttention(RematerializedLayer):
             raise ValueError(f"{self.name}: query_norm and key_norm must be two layers, got one")
         self.soft_cap = soft_cap
         self.scale = scale
+        if gate not in self._GATES:
+            expected = " or ".join(map(repr, self._GATES))
+            raise ValueError(f"{self.name}: gate must be {expected}, got {gate!r}")
         self.gate = gate
         self.position = as_position(position)
         # Whether the part rotates queries and keys; whether it adds scores, a bias or values.
@@ -162,7 +169,7 @@ class MultiHeadAttention(RematerializedLayer):
                 norm.build((None, None, heads, width))
         if self.position is not None:
             build_position(self.position, self, self.num_heads, head_dim, value_dim)
-        if self.gate:
+        if self.gate is True:
             self.gate_projection = self._projection("gate", self.num_heads * value_dim, x_shape)
         self.output_projection = self._projection(
             "output", dim, (*x_shape[:-1], self.num_heads * value_dim), "output_projection"

@@ -31,6 +31,9 @@ from keras_tfm.layers.positions.coordinates import Positions, as_tensor
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Config, Shape, Size, Tensor, Window
 
+# The `gate` that is projected together with the queries.
+GATED_QUERY = "query"
+
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class MultiHeadSelfAttention(MultiHeadAttention):
@@ -98,6 +101,8 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     (2, 5, 12)
     """
 
+    _GATES = (False, True, GATED_QUERY)
+
     def __init__(
         self,
         num_heads: int,
@@ -147,6 +152,13 @@ class MultiHeadSelfAttention(MultiHeadAttention):
                 f"{self.name}: key_norm, value_norm and tied_values are those of the layer with "
                 'key_value="returned"'
             )
+        if self.gate == GATED_QUERY and (
+            self._adds_terms or self.key_value == "given" or self.value_dim is not None
+        ):
+            raise ValueError(
+                f'{self.name}: gate="query" needs projected keys, values as wide as queries, and a '
+                "position part that only rotates"
+            )
         if self.merged and (self.key_value != "own" or self._adds_terms):
             raise ValueError(
                 f'{self.name}: merged=True needs key_value="own" and a position part that only '
@@ -162,6 +174,8 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         """Creates the projections for inputs of width D."""
         check_sequence(self, "x", x_shape)
         query_width, key_width, value_width = self._build_heads(x_shape)
+        if self.gate == GATED_QUERY:
+            query_width *= 2
         self._cuts = (query_width, query_width + key_width)
         widths = {"query": query_width, "key": key_width, "value": value_width}
         if self.tied_values:
@@ -217,7 +231,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         if self.position is not None:
             here = (positions_of if self.position.absolute else columns_of)(x, positions)
             where = Positions(here, here)
-        step = None
+        step = gate = None
         if isinstance(scope, SourceScope):
             refuse_mask(self.name, mask)
             y = self._attend_around(scope, x, self._rotated_heads(x, query, key, where))
@@ -228,7 +242,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             if scope is not None:
                 step = scope.extended_by(self.name, keys)
         else:
-            q, k, v = self._rotated_heads(x, query, key, where)
+            q, k, v, gate = self._rotated_heads(x, query, key, where)
             if self.causal:
                 k, v = as_cached(k), as_cached(v)
             if self.causal and scope is not None:
@@ -250,23 +264,27 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             else:
                 merged = self._merge(k, v, mask, *pairs, *other)
                 y = self._attend(q, *merged, where, training)
-        y = merge_heads(y)
-        if self.gate:
+        y = merge_heads(y if gate is None else y * ops.sigmoid(gate))
+        if self.gate is True:
             y = y * ops.sigmoid(self.gate_projection(x))
         y = self.output_projection(y)
         return (y, keys, values) if self.key_value == "returned" else y
 
     def _attend_around(
-        self, scope: SourceScope, x: Tensor, heads: tuple[Tensor, Tensor, Tensor]
+        self,
+        scope: SourceScope,
+        x: Tensor,
+        heads: tuple[Tensor, Tensor, Tensor, Tensor | None],
     ) -> Tensor:
         """Attention of a piece of the source, before the output projection, (B, N, H V)."""
+        query, key, value, gate = heads
         if self.window is None or self.key_value != "own" or self.merged:
             raise ValueError(
                 f"{self.name}: attention to a source that is read in pieces needs a window, got "
                 + ("window=None" if self.window is None else "keys of another layer or a memory")
             )
         place = scope.place
-        around = scope.look_around(self.name, *heads, self.causal, self.window)
+        around = scope.look_around(self.name, query, key, value, self.causal, self.window)
         positions = Positions(around.query_span, around.key_span)
         query, scale, terms = self._terms(around.query, positions, lambda: around.key, None)
         y = attention(
@@ -282,8 +300,9 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         )
         y = merge_heads(y)
         if self.gate:
-            x = scope.late(self.name, x, scope.place.delay - place.delay)
-            y = y * ops.sigmoid(self.gate_projection(x))
+            gate = self.gate_projection(x) if gate is None else merge_heads(gate)
+            gate = scope.late(self.name, gate, scope.place.delay - place.delay)
+            y = y * ops.sigmoid(gate)
         return y
 
     def _check_memory(self, x: Tensor, memory: Tensor | None) -> None:
@@ -453,21 +472,29 @@ class MultiHeadSelfAttention(MultiHeadAttention):
 
     def _rotated_heads(
         self, x: Tensor, query: Tensor | None, key: Tensor | None, positions: Positions | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values by head: (..., H, T, K), (..., G, T, K), (..., G, T, V)."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys and values by head: (..., H, T, K), (..., G, T, K), (..., G, T, V).
+
+        And the gate (..., H, T, K), if it is projected with the queries.
+        """
         where = None if positions is None else positions.query
         position = self.position if self._rotates and where is not None else None
         norms = (self.query_norm, self.key_norm, self.value_norm)
         has_norm = any(norm is not None for norm in norms)
         fused = self._is_fused and query is None and key is None
-        fused = fused and not has_norm and not self.tied_values
+        fused = fused and not has_norm and not self.tied_values and self.gate != GATED_QUERY
         if position is not None and fused and self._is_sliced(x):
             # Queries and keys lie side by side: one rotation takes half the operators of two.
             x, count = self.query_key_value(x), self.num_heads + self._groups
             both = position.rotate(split_heads(x[..., : self._cuts[1]], count), where)
             value = split_heads(x[..., self._cuts[1] :], self._groups)
-            return both[..., : self.num_heads, :, :], both[..., self.num_heads :, :, :], value
+            q, k = both[..., : self.num_heads, :, :], both[..., self.num_heads :, :, :]
+            return q, k, value, None
         q, k, v = self._heads(x, query, key)
+        gate = None
+        if self.gate == GATED_QUERY:
+            width = q.shape[-1] // 2
+            q, gate = q[..., :width], q[..., width:]
         if self.query_norm is not None:
             q = normalize_heads(self.query_norm, q)
         if self.key_norm is not None:
@@ -476,7 +503,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             v = normalize_heads(self.value_norm, v)
         if position is not None:
             q, k = position.rotate(q, where), position.rotate(k, where)
-        return q, k, v
+        return q, k, v, gate
 
     def _rotated_query(
         self, x: Tensor, query: Tensor | None, positions: Positions | None

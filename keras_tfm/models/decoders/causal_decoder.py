@@ -16,6 +16,7 @@ from keras_tfm.layers import (
     TokenEmbedding,
     TransformerDecoderBlock,
 )
+from keras_tfm.layers.recurrent.token_mixer import TokenMixer
 from keras_tfm.layers.types import Activation, DType, Tensor
 from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
@@ -156,6 +157,7 @@ class RotaryDecoder(CausalDecoder):
         num_key_value_heads: int | None = None,
         head_dim: int | None = None,
         intermediate_dim: int | None = None,
+        mixer: TokenMixer | None = None,
         **attention: Any,
     ) -> TransformerDecoderBlock:
         """One block.
@@ -167,9 +169,10 @@ class RotaryDecoder(CausalDecoder):
             residual: the residual connection of each sublayer.
             num_key_value_heads, head_dim, intermediate_dim: those of this block, if they differ
                 from the other blocks'.
+            mixer: layer in place of attention; `window` and `position` are None then.
             attention: further arguments of `MultiHeadSelfAttention`.
         """
-        self_attention = MultiHeadSelfAttention(
+        self_attention = mixer or MultiHeadSelfAttention(
             self.num_heads,
             causal=self.causal,
             window=window,
@@ -212,3 +215,16 @@ def each_window(windows: int | Sequence[int | None] | None, num_layers: int) -> 
             f"windows must have one entry for each of {num_layers} blocks, got {list(windows)}"
         )
     return list(windows)
+
+
+def each_flag(
+    name: str, flags: Sequence[bool] | None, num_layers: int, interval: int
+) -> list[bool]:
+    """Whether each block has something: every `interval`th, the last of each group, if None."""
+    if flags is None:
+        return [(i + 1) % interval == 0 for i in range(num_layers)]
+    if len(flags) != num_layers:
+        raise ValueError(
+            f"{name} must have one entry for each of {num_layers} blocks, got {list(flags)}"
+        )
+    return list(flags)

@@ -5,7 +5,7 @@ from typing import Any
 
 from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
 from keras_tfm.layers.types import Activation, Arguments, DType
-from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
+from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, each_flag
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
@@ -89,9 +89,5 @@ def smollm3(
 def each_rotary(rotary: Sequence[bool] | None, num_layers: int, interval: int = 4) -> list[bool]:
     """Whether each block has rotary positions: all but every `interval`th if `rotary` is None."""
     if rotary is None:
-        return [(i + 1) % interval != 0 for i in range(num_layers)]
-    if len(rotary) != num_layers:
-        raise ValueError(
-            f"rotary must have one entry for each of {num_layers} blocks, got {list(rotary)}"
-        )
-    return list(rotary)
+        return [not x for x in each_flag("rotary", None, num_layers, interval)]
+    return each_flag("rotary", rotary, num_layers, interval)

@@ -1,0 +1,95 @@
+"""LFM2 and LFM2.5 (arXiv:2511.23404)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_tfm.layers import Residual, RotaryEmbedding, ShortConvolution, TransformerDecoderBlock
+from keras_tfm.layers.types import Arguments, DType
+from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, each_flag, initializer
+from keras_tfm.models.identity import builder
+from keras_tfm.models.model import Model
+
+_ATTENDS = [i in (2, 5, 8, 10, 12, 14) for i in range(16)]
+# From the configurations in ExecuTorch, examples/models/lfm2/config: those of LFM2.5 are the same.
+# lfm2(65536, **SIZES["350m"]).
+SIZES: dict[str, Arguments] = {
+    "350m": {
+        "dim": 1024, "num_layers": 16, "num_heads": 16, "num_key_value_heads": 8,
+        "intermediate_dim": 4608, "attends": _ATTENDS, "max_length": 128000,
+    },
+    "700m": {
+        "dim": 1536, "num_layers": 16, "num_heads": 24, "num_key_value_heads": 8,
+        "intermediate_dim": 6912, "attends": _ATTENDS, "max_length": 128000,
+    },
+    "1.2b": {
+        "dim": 2048, "num_layers": 16, "num_heads": 32, "num_key_value_heads": 8,
+        "intermediate_dim": 8192, "attends": _ATTENDS, "max_length": 128000,
+    },
+}  # fmt: skip
+
+
+@builder
+def lfm2(
+    vocabulary_size: int,
+    dim: int = 2048,
+    num_layers: int = 16,
+    num_heads: int = 32,
+    intermediate_dim: int = 8192,
+    num_key_value_heads: int | None = None,
+    attends: Sequence[bool] | None = None,
+    kernel_size: int = 3,
+    convolution_bias: bool = False,
+    rms_norm_epsilon: float = 1e-5,
+    rope_theta: float = 1000000.0,
+    rope_scaling: Any = None,
+    tie_output: bool = True,
+    max_length: int = 128000,
+    pad_id: int | None = None,
+    name: str = "lfm2",
+    dtype: DType = None,
+) -> Model:
+    """LFM2, a decoder-only language model: from token ids to logits of the next token.
+
+    Llama's blocks with normalised queries and keys, of which most have a gated short convolution in
+    place of attention, see `layers.ShortConvolution`: its state does not grow with the tokens.
+
+    Args:
+        attends: list of bool, whether each block has attention; the others have a convolution.
+            Default: every third has attention.
+        kernel_size: int, number of tokens that a convolution reads.
+        convolution_bias: bool, whether the convolutions and their projections add a bias.
+
+    Returns:
+        A functional model from `tokens` (B, T), int32, to logits (B, T, V).
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong type or out of range.
+
+    Example:
+
+    >>> from keras_tfm.generation import generate
+    >>> from keras_tfm.models import lfm2
+    >>> model = lfm2(11, dim=8, num_layers=3, num_heads=2, intermediate_dim=16)
+    >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
+    (1, 6)
+    """
+    parts = RotaryDecoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
+        activation="silu", rms_norm_epsilon=rms_norm_epsilon, attention_bias=False,
+        attention_dropout=0.0, tie_output=tie_output, pad_id=pad_id, name=name, dtype=dtype,
+    )  # fmt: skip
+    attending = each_flag("attends", attends, num_layers, interval=3)
+
+    def block(i: int, window: int | None) -> TransformerDecoderBlock:
+        residual = Residual(input_norm=parts.norm("norm"), dtype=dtype)
+        if attending[i]:
+            position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
+            return parts.block(f"decoder_{i}", window, position, residual, **parts.head_norms())
+        mixer = ShortConvolution(
+            kernel_size, convolution_bias, kernel_initializer=initializer(), dtype=dtype,
+            name="short_convolution",
+        )  # fmt: skip
+        return parts.block(f"decoder_{i}", None, None, residual, mixer=mixer)
+
+    return parts.build(block, norm=parts.norm("decoder_norm"))
