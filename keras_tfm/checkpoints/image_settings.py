@@ -8,6 +8,7 @@ from keras_tfm import models
 from keras_tfm.checkpoints.config import Config, Fields
 from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.runtime.media.image_processor import FILTERS, ImageProcessor
+from keras_tfm.runtime.media.tile_processor import TileProcessor
 
 FILE = "preprocessor_config.json"
 # Pillow's numbers of the filters, as in the files.
@@ -16,6 +17,8 @@ _NUMBERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 # says otherwise; and those among them that read a "size" of one integer as the shortest edge.
 _CROPPING = ("Bit", "CLIP", "DeiT")
 _OF_EDGES = ("Bit", "CLIP")
+# Those that make tiles.
+_OF_TILES = ("Idefics3", "SmolVLM")
 # And one whose filter is bicubic, and that does not crop.
 _BICUBIC = (*_CROPPING, "Siglip")
 # Steps that an `ImageProcessor` lacks, and the values by which a file leaves them out.
@@ -58,7 +61,8 @@ def load_image_processor(folder: str | Path) -> ImageProcessor:
     """Loads the rules of `preprocessor_config.json`, by which a model's pictures are prepared.
 
     Supported are resizing to a height and width or of the shortest edge, with a crop in the centre
-    or without, as the image processors of ViT, DeiT, DINO, DINOv2 and CLIP do. For DETR, whose
+    or without, as the image processors of ViT, DeiT, DINO, DINOv2 and CLIP do; and the tiles of
+    SmolVLM and Idefics3, as a `runtime.TileProcessor`. For DETR, whose
     processor makes images of any size, give `ImageProcessor((H, W), resize="fit")` with the size of
     the exported file instead.
 
@@ -103,6 +107,8 @@ def image_fields(model: models.Model, processor: ImageProcessor | None) -> Field
             f"image_processor must have the {len(fields['image_mean'])} channels of the model, "
             f"got {processor.channels}"
         )
+    if isinstance(processor, TileProcessor):
+        return {**fields, **_tile_fields(model, processor)}
     numbers = {name: number for number, name in _NUMBERS.items()}
     height, width = processor.size
     resize = processor.resize
@@ -120,6 +126,21 @@ def image_fields(model: models.Model, processor: ImageProcessor | None) -> Field
         "size": {"height": to[0], "width": to[1]} if edge is None else edge,  # type: ignore[index]
         "do_center_crop": resize is not None,
         "crop_size": {"height": height, "width": width},
+    }
+
+
+def _tile_fields(model: models.Model, processor: TileProcessor) -> Fields:
+    """The fields of the image processors of SmolVLM and Idefics3."""
+    name = "Idefics3" if model.arguments.get("idefics3") else "SmolVLM"
+    return {
+        "image_processor_type": f"{name}ImageProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "do_pad": True,
+        "do_image_splitting": processor.num_images is not None,
+        "resample": next(x for x, y in _NUMBERS.items() if y == processor.resample),
+        "size": {"longest_edge": processor.longest_edge},
+        "max_image_size": {"longest_edge": processor.size[0]},
     }
 
 
@@ -151,6 +172,8 @@ class _Settings:
 
     def processor(self) -> ImageProcessor:
         """The rules for resizing and cropping."""
+        if self._kind(_OF_TILES):
+            return self._tiles()
         cropping = self._kind(_CROPPING)
         number = self._value("resample", 3 if self._kind(_BICUBIC) else 2)
         resample = _NUMBERS.get(number) if isinstance(number, int) else number
@@ -174,6 +197,34 @@ class _Settings:
             return ImageProcessor(to, resize, resample, channels)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.path}: {error}") from None
+
+    def _tiles(self) -> TileProcessor:
+        """The rules for tiles, whose defaults are those of Idefics3."""
+        self.only(do_resize=True)
+        number = self._value("resample", 1)
+        if number not in _NUMBERS:
+            self.refuse("resample", number, f"one of {list(_NUMBERS)}")
+        longest, side = (
+            self._longest_edge(name, default)
+            for name, default in (("size", 1456), ("max_image_size", 364))
+        )
+        most = (-(-longest // side)) ** 2 + 1
+        splits = self._value("do_image_splitting", True)
+        try:
+            return TileProcessor(
+                (side, side),
+                resample=_NUMBERS[number],
+                longest_edge=longest,
+                num_images=most if splits else None,
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.path}: {error}") from None
+
+    def _longest_edge(self, name: str, default: int) -> int:
+        found = self._value(name, {"longest_edge": default})
+        if not isinstance(found, dict) or set(found) != {"longest_edge"}:
+            self.refuse(name, found, "a longest_edge")
+        return found["longest_edge"]
 
     def _value(self, name: str, default: object) -> Any:
         """A field, or the default if it is missing or null."""

@@ -12,6 +12,7 @@ Example, with a model that is none of these:
 'x.tflite'
 """
 
+import dataclasses
 import functools
 import inspect
 import json
@@ -25,7 +26,9 @@ import keras
 from keras_tfm.generation import Greedy, processors
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub
+from keras_tfm.models.identity import identity_of
 from keras_tfm.models.quantization.state import quantization_of
+from keras_tfm.runtime.media.tile_processor import TileProcessor
 
 # Arguments of an export, of a builder, or fields of a configuration, by name.
 Arguments = dict[str, Any]
@@ -329,7 +332,7 @@ def _take_folder(
     _take_tokenizers(made, folder, texts, given, writes)
     has_tokenizer = "tokenizer" in given or "tokenizer" in made.arguments
     if writes and "chat_template" not in given and len(texts) == 1 and has_tokenizer:
-        _take_template(made, folder)
+        _take_template(made, folder, model)
     if "images" not in given and not is_litertlm:
         _take_images(made, folder, model)
     if writes:
@@ -395,11 +398,12 @@ def _take_tokenizers(
     made.take("tokenizer", tokenizer if len(texts) == 1 and writes else value)
 
 
-def _take_template(made: Taken, folder: Path) -> None:
+def _take_template(made: Taken, folder: Path, model: keras.Model) -> None:
     from keras_tfm.checkpoints import load_chat_template
 
     try:
-        template = load_chat_template(folder)
+        image = any(x.placeholder for x in interface_of(model).inputs.values())
+        template = load_chat_template(folder, image)
     except FileNotFoundError:
         return
     except ValueError as error:  # a file without it still continues texts
@@ -420,6 +424,9 @@ def _take_images(made: Taken, folder: Path, model: keras.Model) -> None:
         processor = load_image_processor(folder)
     except ValueError as error:
         raise ValueError(f"{error}; images= gives another rule") from None
+    if isinstance(processor, TileProcessor):  # of as many images as the model reads
+        count = identity_of(model).arguments.get("num_images")
+        processor = dataclasses.replace(processor, num_images=count)
     made.take("images", processor)
 
 
@@ -464,7 +471,12 @@ def _take_generation(
     inputs = interface_of(model).inputs
     alone = len(inputs) == 1
     limit = own.get("max_length")
-    longest = min(CONVERSATION if alone else TARGET, limit or CONVERSATION)
+    places = [x.placeholder for x in inputs.values() if x.placeholder is not None]
+    prompt = 0
+    if places and places[0].features:  # of pictures, with some tokens around each
+        images = own.get("num_images") or 1
+        prompt = places[0].features + 4 * images + 2 * PROMPT
+    longest = min(CONVERSATION if alone else TARGET + prompt, limit or CONVERSATION)
     if "max_length" not in given:
         made.take("max_length", longest, f" (of {limit})" if limit and limit > longest else "")
     longest = given.get("max_length", longest)
@@ -474,6 +486,8 @@ def _take_generation(
     prompted = "prompt_length" in given or "default_prompt" in given
     if any(x.audio is not None for x in inputs.values()) and "generate" in steps:
         _take_transcription(made, ids, model, given)
+    elif prompt and steps and not prompted:
+        made.take("prompt_length", min(prompt, longest - 1))
     elif alone and steps and not prompted:
         length = max(1, min(PROMPT, longest // 2))
         made.take("prompt_length", length)

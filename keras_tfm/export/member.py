@@ -194,8 +194,9 @@ def image_processors(model: keras.Model, images: Images) -> dict[str, ImageProce
                 f"images must be for inputs of pixels, {known}, which only an ImageNormalization "
                 f"reads, got {name!r}"
             )
-        expected, found = inputs[name].spec.shape[1:], (*processor.size, processor.channels)
-        if any(a not in (None, b) for a, b in zip(expected, found, strict=True)):
+        expected, found = inputs[name].spec.shape[1:], processor.shape
+        fits = len(expected) == len(found)
+        if not fits or any(a not in (None, b) for a, b in zip(expected, found, strict=True)):
             raise ValueError(
                 f"images for {name!r} must have the shape {tuple(expected)} of the model's input, "
                 f"got {found}"

@@ -53,12 +53,12 @@ class Placeholder(NamedTuple):
 
     Attributes:
         token_id: int, its id.
-        count: int, the number of features, if it is known: a row has the token as often, or never.
+        features: int, their number, if it is known: a row has the token as often, or never.
         group: int, the number of features of one picture, if a row may have the first ones alone.
     """
 
     token_id: int
-    count: int | None
+    features: int | None
     group: int | None
 
 

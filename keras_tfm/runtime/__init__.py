@@ -4,6 +4,7 @@ from keras_tfm.runtime.decoding.drafts import PromptLookup
 from keras_tfm.runtime.decoding.generate import Generated
 from keras_tfm.runtime.decoding.sampling import Sampler
 from keras_tfm.runtime.media.image_processor import ImageProcessor
+from keras_tfm.runtime.media.tile_processor import TileProcessor
 from keras_tfm.runtime.model import Model, load
 from keras_tfm.runtime.tasks.drawing import Drawing
 from keras_tfm.runtime.tasks.pictures import Detection
@@ -30,6 +31,7 @@ __all__ = [
     "Reply",
     "Sampler",
     "Session",
+    "TileProcessor",
     "ZeroShotClassifier",
     "load",
 ]

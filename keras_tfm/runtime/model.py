@@ -372,7 +372,9 @@ class Model:
                 language, or a question. They are not a part of the text. In a model that reads
                 pictures inside the text, a str has the placeholder once ("What is <image>?"), and
                 a list has it once for each feature. Default: the `default_prompt` with which the
-                file was exported, or its `start_id`.
+                file was exported, or its `start_id`. In a file with a `TileProcessor` a str has
+                `<image>` for each picture of a row, of which several are a list in the list; or it
+                is a message about the picture, for which the chat template of the file is used.
 
         Returns:
             A text for a picture, a list for a list.

@@ -12,7 +12,7 @@ from web_pages import APP, WEB, need_browser, run_in_browser
 
 from keras_tfm import runtime
 from keras_tfm.runtime import ImageProcessor
-from keras_tfm.runtime.media.image_processor import FILTERS, _resize
+from keras_tfm.runtime.media.image_processor import FILTERS, resize_picture
 
 PIL = pytest.importorskip("PIL")
 Image = pytest.importorskip("PIL.Image")
@@ -98,12 +98,12 @@ def test_resizing_is_pillow_s_bit_by_bit(tmp_path):
                     "height": new[1],
                 }
             )
-            resized = _resize(PIL, pillow(array), *new, filter_)
-            expected.append(np.asarray(resized))
+            smaller = resize_picture(PIL, pillow(array), *new, filter_)
+            expected.append(np.asarray(smaller))
             if int(PIL.__version__.split(".")[0]) >= 13:
                 resampling = Image.Resampling[filter_.upper()]
                 at_once = pillow(array).resize(new, resampling)
-                np.testing.assert_array_equal(np.asarray(resized), np.asarray(at_once))
+                np.testing.assert_array_equal(np.asarray(smaller), np.asarray(at_once))
     for case, found, wanted in zip(cases, in_node(cases, tmp_path), expected, strict=True):
         shape = (case["height"], case["width"], case["picture"]["channels"])
         name = f"{case['picture']['width']} x {case['picture']['height']} {case['filter']} {shape}"

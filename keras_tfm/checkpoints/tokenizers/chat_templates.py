@@ -17,7 +17,7 @@ from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 _SYSTEM, _USER, _ANSWER, _LAST = (f"\ue000{name}\ue001" for name in "SUAL")
 
 
-def load_chat_template(folder: str | Path) -> ChatTemplate:
+def load_chat_template(folder: str | Path, image: bool = False) -> ChatTemplate:
     """Loads the chat template of a folder saved by `transformers`.
 
     The template is a Jinja program: `chat_template.jinja`, or `chat_template` in
@@ -31,6 +31,8 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
 
     Args:
         folder: str or Path, contains the template and the tokenizer; or a GGUF file.
+        image: bool, whether the first message of the user begins with a picture, as in
+            conversations with SmolVLM: `first` then ends with its place, such as `<image>`.
 
     Returns:
         A `runtime.ChatTemplate`. Its `system` is None if the template refuses a system message.
@@ -56,14 +58,46 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
     """
     folder = Path(folder)
     source, tokens = read_template(folder)
-    render = _compile(folder, source, tokens)
+    program = _compile(folder, source, tokens)
+    error: ValueError | None = None
+    # Some templates write only contents that are lists of parts.
+    for write in (_with_image,) if image else (_as_texts, _as_parts):
+        try:
+            return _strings(folder, lambda x, write=write: program(write(x)), tokens)
+        except ValueError as problem:
+            error = error or problem
+    assert error is not None
+    raise error
+
+
+def _as_texts(messages: list[Fields]) -> list[Fields]:
+    return messages
+
+
+def _as_parts(messages: list[Fields]) -> list[Fields]:
+    return [{**x, "content": [{"type": "text", "text": x["content"]}]} for x in messages]
+
+
+def _with_image(messages: list[Fields]) -> list[Fields]:
+    """The messages as lists of parts, with a picture before the first text of the user."""
+    written = _as_parts(messages)
+    first = next(x for x in written if x["role"] == "user")
+    first["content"].insert(0, {"type": "image"})
+    return written
+
+
+def _strings(folder: Path, render: Callable[..., str], tokens: dict[str, str]) -> ChatTemplate:
+    """The texts around messages; raises a ValueError if there are none."""
     user, answer, last = (
         {"role": role, "content": content}
         for role, content in (("user", _USER), ("assistant", _ANSWER), ("user", _LAST))
     )
     system = {"role": "system", "content": _SYSTEM}
     first, between, after, _ = _between(folder, render([user, answer, last]), _USER, _ANSWER, _LAST)
-    template = ChatTemplate(first, between, after)
+    # Some end the prompt without the space that they put before an answer.
+    ending = render([user]).partition(_USER)[2]
+    gap = between.removeprefix(ending) if between.startswith(ending) else ""
+    template = ChatTemplate(first, between.removesuffix(gap), after, gap=gap)
     try:
         with_system = render([system, user])
         before, after, _ = _between(folder, with_system, _SYSTEM, _USER)

@@ -169,6 +169,11 @@ def jinja(template: ChatTemplate, end: str) -> str:
         template: `ChatTemplate`, without a start token.
         end: str, the text of the end token, a prefix of `template.next`, or "".
     """
+    if template.gap:
+        raise ValueError(
+            "chat_template must have no gap before earlier answers, as LiteRT-LM keeps what it has "
+            f"read, got {template.gap!r}: give a checkpoints.JinjaTemplate"
+        )
     content = (
         "{% if m.content is string %}{{ m.content }}"
         "{% elif m.content is mapping or m.content is not sequence or not m.content %}"

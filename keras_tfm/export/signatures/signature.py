@@ -67,7 +67,7 @@ class Argument:
             shortest=audio.shortest if audio is not None and audio.shortest > 1 else None,
             vocabulary_size=known.vocabulary_size,
             placeholder_id=None if place is None else place.token_id,
-            placeholders=None if place is None else place.count,
+            placeholders=None if place is None else place.features,
             placeholder_group=None if place is None else place.group,
         )
 

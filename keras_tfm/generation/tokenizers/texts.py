@@ -128,9 +128,9 @@ class Texts:
     def _prompt(self, text: str) -> list[int]:
         ids = prompt_ids(self.target, text, self._start_id, self._end_ids, self._target)
         known = interface_of(self._model).inputs[self._target]
-        if known.placeholder is None:
+        if known.placeholder is None or known.placeholder.group is not None:
             return ids
-        return expand_placeholder(ids, known.placeholder.token_id, known.placeholder.count)
+        return expand_placeholder(ids, known.placeholder.token_id, known.placeholder.features)
 
     def _pad(self, name: str, texts: list[str]) -> np.ndarray:
         """The ids of texts, padded on the right: (B, S), int32."""

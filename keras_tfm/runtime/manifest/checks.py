@@ -508,13 +508,13 @@ def _check_owner(place: str, owner: Manifest | Member, signatures: dict[str, Sig
     predicts = [x for x in signatures.values() if isinstance(x, Predict)]
     for name, processor in owner.images.items():
         inputs = [x.inputs[name] for x in signatures.values() if name in x.inputs]
-        size = [*processor.size, processor.channels]
+        size = [*processor.shape]
         fits = inputs and all(x.dtype == "uint8" and x.shape[1:] == size for x in inputs)
         shapes = [x.shape for x in inputs]
         _require(bool(fits), f"{place}images.{name} must be of an input (B, {size})", shapes)
         resize = processor.resize
         edges = resize if isinstance(resize, tuple) else [resize] if type(resize) is int else []
-        most = max(LARGEST_RESIZE, 2 * max(size))
+        most = max(LARGEST_RESIZE, 2 * max(processor.size))
         _require(
             max(edges, default=0) <= most, f"{place}images.{name}.resize: at most {most}", edges
         )

@@ -28,6 +28,7 @@ from keras_tfm.runtime.manifest.records import (
     short_json,
 )
 from keras_tfm.runtime.media.image_processor import ImageProcessor
+from keras_tfm.runtime.media.tile_processor import TileProcessor
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 
 # The version of the manifest's fields. A change that an older runtime would misread increases it.
@@ -389,15 +390,20 @@ class Adapters(Record):
 
 
 def _is_images(x: object) -> bool:
-    fields = ImageProcessor.__dataclass_fields__.keys()
-    if not isinstance(x, dict) or any(
-        not isinstance(y, dict) or y.keys() != fields for y in x.values()
-    ):
+    if not isinstance(x, dict):
         return False
     try:
-        return all(ImageProcessor(**y) for y in x.values())
+        return all(_processor(y) for y in x.values())
     except (TypeError, ValueError):
         return False
+
+
+def _processor(fields: Json) -> ImageProcessor:
+    """The processor of a picture, or of its tiles; raises a ValueError if fields are missing."""
+    for kind in (ImageProcessor, TileProcessor):
+        if isinstance(fields, dict) and fields.keys() == kind.__dataclass_fields__.keys():
+            return kind(**fields)
+    raise ValueError("not the fields of an image processor")
 
 
 def _processor_to_json(processor: ImageProcessor) -> Json:
@@ -410,18 +416,18 @@ Images = Annotated[
     Rule(
         "an object of image processors",
         _is_images,
-        lambda x, place: {name: ImageProcessor(**y) for name, y in x.items()},
+        lambda x, place: {name: _processor(y) for name, y in x.items()},
         lambda x: {name: _processor_to_json(y) for name, y in x.items()},
     ),
 ]
 
 
 def _is_chat_template(x: object) -> bool:
-    if not isinstance(x, dict) or x.keys() != {*ChatTemplate._fields}:
+    if not isinstance(x, dict) or {*x, "gap"} != {*ChatTemplate._fields}:
         return False
     system = x["system"]
     is_pair = system is None or (is_names(system) and len(system) == 2)
-    return is_pair and is_names([x["first"], x["answer"], x["next"]])
+    return is_pair and is_names([x["first"], x["answer"], x["next"], x.get("gap", "")])
 
 
 def _read_template(x: Json, place: str) -> ChatTemplate:
@@ -429,7 +435,8 @@ def _read_template(x: Json, place: str) -> ChatTemplate:
 
 
 def _template_to_json(x: ChatTemplate) -> Json:
-    return {**x._asdict(), "system": x.system and list(x.system)}
+    fields = {**x._asdict(), "system": x.system and list(x.system)}
+    return fields if x.gap else {key: y for key, y in fields.items() if key != "gap"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,6 +103,11 @@ class ImageProcessor:
         ):
             raise ValueError(f"resize must be at least size {self.size}, got {self.resize!r}")
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a picture's pixels: (H, W, C)."""
+        return (*self.size, self.channels)
+
     def __call__(self, images: Pictures) -> np.ndarray:
         """The pixels of pictures: (B, H, W, C), uint8.
 
@@ -123,8 +128,8 @@ class ImageProcessor:
     def with_sizes(self, images: Pictures) -> tuple[np.ndarray, list[tuple[int, int]]]:
         """The pixels of pictures, and the upright (height, width) of each as `to_picture` needs."""
         pillow = import_pillow()
-        pictures = _pictures(images)
-        names = [_name(image, i, len(pictures)) for i, image in enumerate(pictures, 1)]
+        pictures = pictures_of(images)
+        names = [name_of(image, i, len(pictures)) for i, image in enumerate(pictures, 1)]
         found = [self._pixels(pillow, x, name) for x, name in zip(pictures, names, strict=True)]
         return np.stack([pixels for pixels, _ in found]), [size for _, size in found]
 
@@ -184,7 +189,7 @@ class ImageProcessor:
                 f"to {width} x {height}; crop it first"
             )
         if (flat.height, flat.width) != (height, width):
-            flat = _resize(pillow, flat, width, height, self.resample)
+            flat = resize_picture(pillow, flat, width, height, self.resample)
         left, top = self._offset(height, width)
         right, bottom = min(left + self.size[1], width), min(top + self.size[0], height)
         pixels = np.asarray(flat.crop((left, top, right, bottom)), "uint8")
@@ -197,13 +202,13 @@ class ImageProcessor:
 
 def open_upright(image: Picture, background: int = 255) -> Image:
     """A picture as an RGB `PIL.Image.Image`, turned and opaque, as it is before it is resized."""
-    return upright(image, _name(image, 1, 1), "RGB", background)[0]
+    return upright(image, name_of(image, 1, 1), "RGB", background)[0]
 
 
 def open_size(image: Picture) -> tuple[int, int]:
     """Height and width of a picture, after its orientation; arguments as one picture."""
-    (picture,) = _pictures(image)
-    return upright_size(picture, _name(picture, 1, 1))
+    (picture,) = pictures_of(image)
+    return upright_size(picture, name_of(picture, 1, 1))
 
 
 def _pair(name: str, value: Sequence[int]) -> tuple[int, int]:
@@ -215,7 +220,7 @@ def _pair(name: str, value: Sequence[int]) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def _pictures(images: Pictures) -> Sequence[Picture]:
+def pictures_of(images: Pictures) -> Sequence[Picture]:
     """A list of pictures from one or several."""
     if isinstance(images, np.ndarray):
         images = list(images) if images.ndim == 4 else [images]
@@ -226,14 +231,16 @@ def _pictures(images: Pictures) -> Sequence[Picture]:
     return images
 
 
-def _name(image: Picture, place: int, count: int) -> str:
+def name_of(image: Picture, place: int, count: int) -> str:
     """A picture in an error message."""
     if isinstance(image, str | os.PathLike):
         return str(image)
     return "the picture" if count == 1 else f"picture {place} of {count}"
 
 
-def _resize(pillow: ModuleType, image: Image, width: int, height: int, resample: str) -> Image:
+def resize_picture(
+    pillow: ModuleType, image: Image, width: int, height: int, resample: str
+) -> Image:
     """A picture of another size, equal with every version of Pillow.
 
     Pillow resizes rows and columns in turn and rounds between them. Version 13 begins with the

@@ -9,7 +9,8 @@ from keras_tfm.runtime.checked_inputs import Values
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.media.decoded_picture import Picture
 from keras_tfm.runtime.media.image_processor import ImageProcessor, Pictures
-from keras_tfm.runtime.tasks.text import answers, target_of
+from keras_tfm.runtime.media.tile_processor import IMAGE, TileProcessor
+from keras_tfm.runtime.tasks.text import answers, prompt_of, target_of
 
 # Pictures for the first input that takes them, or by name, beside arrays for other inputs.
 PicturesByInput = Pictures | Mapping[str, Pictures | Values]
@@ -96,11 +97,32 @@ def caption(
     inputs = as_pixels(file, images)
     target = target_of(file)
     (pixels,) = inputs.values()
-    if prompt is not None:
+    (processor,) = _processors(file).values()
+    if isinstance(processor, TileProcessor) and not isinstance(prompt, list | tuple):
+        inputs[target] = _prompts(file, processor, images, cast("str | None", prompt))
+    elif prompt is not None:
         one = prompt if isinstance(prompt, str) else list(prompt)
         inputs[target] = cast("Values", [one] * len(np.asarray(pixels)))
     texts = answers(file, inputs)
     return texts if are_several(images) else texts[0]
+
+
+def _prompts(
+    file: LoadedFile, processor: TileProcessor, images: Pictures, prompt: str | None
+) -> list[str]:
+    """A prompt for each row of pictures, with the tokens of their tiles.
+
+    Without `<image>` in it, a prompt is a message of the user about the picture.
+    """
+    prompt, template = prompt or "", file.manifest.chat_template
+    if IMAGE not in prompt:
+        has_place = template is not None and IMAGE in template.first
+        prompt = template.prompt(prompt) if template and has_place else IMAGE + prompt
+    known = prompt_of(file)
+    features = known.placeholder_group or known.placeholders
+    if features is None:
+        raise ValueError(f"{file.path} reads no pictures inside the text: give images= of one size")
+    return processor.expand(prompt, images, features)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -242,6 +242,9 @@ class _Generation:
         default = signature.default_prompt if isinstance(signature, Generate) else None
         self._with_prompt = with_prompt
         known = expected.get(target)
+        # One stands for those of the only picture, not of several.
+        if known is not None and known.placeholder_group is not None:
+            known = None
         self._placeholder = (known.placeholder_id, known.placeholders) if known else (None, None)
         self.tokenizer = tokenizer_of(file, target)
         values = _by_name(file, texts, expected, target)
@@ -313,6 +316,13 @@ def _by_name(
         raise TypeError(f"expected a text (str) or a list of texts{also}, got {kind_of(texts)}")
     names = [name for name in expected if name in file.tokenizers and name != target]
     return {next(iter(names), target or next(iter(expected))): texts}
+
+
+def prompt_of(file: LoadedFile) -> Input:
+    """The stepped input, as it takes whole prompts."""
+    return _inputs(file, Generate if of_role(file.signatures, Generate) else Decode)[
+        target_of(file)
+    ]
 
 
 def target_of(file: LoadedFile) -> str:

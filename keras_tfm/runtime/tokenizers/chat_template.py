@@ -30,6 +30,8 @@ class ChatTemplate(NamedTuple):
         next: str, between an answer and the user's next text.
         system: tuple of str, the texts before and after a system message, or None: the model takes
             none.
+        gap: str, between `answer` and an answer that was given before, such as a space with which
+            the model begins its answers.
 
     Example:
 
@@ -50,6 +52,7 @@ class ChatTemplate(NamedTuple):
     answer: str
     next: str
     system: tuple[str, str] | None = None
+    gap: str = ""
 
     def turn(self, text: str) -> str:
         """The text between the model's last answer and its next one, for a `Session`.
@@ -87,7 +90,7 @@ class ChatTemplate(NamedTuple):
         turns = roles[len(roles) - len(texts) :]
         if turns != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
             raise ValueError(f"{ROLES}, got {', '.join(roles) or 'none'}")
-        between = [self.answer, self.next] * (len(texts) // 2) + [self.answer]
+        between = [self.answer + self.gap, self.next] * (len(texts) // 2) + [self.answer]
         return begin + "".join(x + y for x, y in zip(texts, between, strict=True))
 
 
