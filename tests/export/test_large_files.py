@@ -4,12 +4,12 @@ A real file of 2.15 GB was converted, loaded with and without a weight cache, an
 numbers; it took 6 minutes and 14 GB of memory.
 """
 
+import itertools
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from ai_edge_litert import schema_py_generated as schema
 from small_exports import new_path
 
@@ -27,19 +27,6 @@ def model():
     return transformer(96, dim=64, num_layers=1, num_heads=2, intermediate_dim=128)
 
 
-@pytest.fixture
-def converter_with_offsets(monkeypatch):
-    """The converter writes constants behind the flatbuffer, as it does above 2 GB."""
-    make = tf.lite.TFLiteConverter.from_saved_model
-
-    def forced(*arguments, **options):
-        converter = make(*arguments, **options)
-        converter._experimental_use_buffer_offset = True
-        return converter
-
-    monkeypatch.setattr(tf.lite.TFLiteConverter, "from_saved_model", forced)
-
-
 def buffers(content):
     """The numbers of the constants inside and behind the flatbuffer, without metadata."""
     file = schema.Model.GetRootAsModel(content, 0)
@@ -52,14 +39,15 @@ def buffers(content):
     "quantization",
     ["int8", *(pytest.param(x, marks=pytest.mark.slow) for x in ("float32", "float16", "int4"))],
 )
-def test_weights_behind_the_flatbuffer(monkeypatch, converter_with_offsets, tmp_path, quantization):
+def test_weights_behind_the_flatbuffer(monkeypatch, tmp_path, quantization):
     monkeypatch.setattr(flatbuffer, "_LARGEST", 0)
     report = export_tflite(model(), new_path(), ["generate", "predict"], quantization, **SIZES)
     content = Path(report.path).read_bytes()
     inside, behind = buffers(content)
     assert inside == 0 and behind > 5
-    offsets = [x.Offset() for x in all_buffers(content) if x.Offset() > 1]
-    assert all(offset % 16 == 0 for offset in offsets) and len(set(offsets)) == len(offsets)
+    places = sorted({(x.Offset(), x.Size()) for x in all_buffers(content) if x.Offset() > 1})
+    assert all(offset % 16 == 0 for offset, _ in places)
+    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(places))
     assert report.bytes_by_kind == inspect_file(report.path).bytes_by_kind
 
     monkeypatch.undo()
@@ -76,7 +64,7 @@ def test_weights_behind_the_flatbuffer(monkeypatch, converter_with_offsets, tmp_
         np.testing.assert_allclose(found, wanted, atol=1e-6)  # the same kernels and numbers
 
     damaged = bytearray(content)
-    damaged[offsets[-1]] ^= 1
+    damaged[places[-1][0]] ^= 1
     (tmp_path / "damaged.tflite").write_bytes(damaged)
     with pytest.raises(ValueError, match="is damaged: expected the checksum"):
         runtime.load(tmp_path / "damaged.tflite")
@@ -87,7 +75,7 @@ def all_buffers(content):
     return [file.Buffers(i) for i in range(file.BuffersLength())]
 
 
-def test_a_converters_offsets_are_put_back_inside_a_small_file(converter_with_offsets):
+def test_a_converters_offsets_are_put_back_inside_a_small_file():
     report = export_tflite(model(), new_path(), ["predict"], **SIZES)
     inside, behind = buffers(Path(report.path).read_bytes())
     assert inside > 5 and behind == 0

@@ -185,11 +185,12 @@ def _convert(
                 # A norm's gamma stays apart from the matrix after it: `fill` folds it, and would
                 # move a matrix that was trained with rounding off its grid.
                 converter._experimental_disable_fuse_mul_and_fc = True
+            if stand_ins is not None:
+                # Else the converter reads and writes the file three times more, in Python.
+                converter._experimental_use_buffer_offset = True
             if stand_ins:
                 # Large constants become FILL, which `fill` removes.
                 converter._experimental_unfold_large_splat_constant = True
-                # Else the converter reads and writes the file three times more, in Python.
-                converter._experimental_use_buffer_offset = True
             return flatbuffer.read(_run(converter, model))
 
         def run_converter(set_up: Callable[[tf.lite.TFLiteConverter], None]) -> ModelT:
@@ -199,7 +200,7 @@ def _convert(
                 _log.info("converting %s", ", ".join(names))
                 with _without_loading(folder / str(number), names):
                     converted.append(convert_group(number, names, set_up))
-                if len(groups) > 1:
+                if stand_ins is not None:
                     _share(converted[-1], datas)
             result = flatbuffer.merge(converted)
             if stand_ins:
@@ -210,7 +211,7 @@ def _convert(
 
 
 def _share(model: ModelT, datas: dict[bytes, np.ndarray]) -> None:
-    """Keeps equal arrays of several files once, and no other bytes of the files."""
+    """Keeps equal arrays of a file, and of several, once, and no other bytes of the files."""
     waiting = [model]
     while waiting:
         table = waiting.pop()

@@ -124,6 +124,8 @@ class Caches:
         Most models have none: cross-attention reads its keys and values from the cache. Without a
         signature "encode", each value must be an input of the model, and has its name.
         """
+        if not self._first_step[1]:
+            return {}
         encoded, outputs = self._traced_step
         waiting = [x.op for x in tf.nest.flatten(outputs)]
         seen = set(waiting)
