@@ -272,7 +272,7 @@ stage_peers() {
 WITH_HUB=(
     tests/text/test_vocabularies.py tests/text/test_imports.py tests/export/test_stored_tokenizers.py
     tests/export/test_text_operators.py tests/examples/test_bert_pretraining.py
-    tests/examples/test_{quickstart,kerashub_notebook,contacts,integration,word_problems,spoken_numbers}.py
+    tests/examples/test_{quickstart,contacts,integration,word_problems,spoken_numbers}.py
     tests/test_readme.py::test_the_hugging_face_model_runs_as_it_stands tests/checkpoints/test_keras_hub.py
     tests/checkpoints/test_{from_keras_hub,keras_hub_preprocessing,keras_hub_export}.py
     "tests/test_docstrings.py::test_examples[keras_tfm.checkpoints.keras_hub.conversion]"

@@ -46,7 +46,7 @@ def test_probabilities_become_logits_which_is_said(tmp_path):
     assert report.notes[0] in str(report)
 
 
-@pytest.mark.parametrize("make", [gpt2, t5, bart])
+@pytest.mark.parametrize("make", [gpt2, t5, pytest.param(bart, marks=pytest.mark.slow)])
 def test_generated_texts_are_those_of_keras_hub(make, tmp_path):
     """`generate` of the task, greedy, and of its file: prompts of real text."""
     task = make()

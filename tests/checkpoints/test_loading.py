@@ -201,7 +201,9 @@ def write_random(folder, vocabulary_size, dim, num_layers, intermediate_dim):
     [(8192, 512, 12, 2048), pytest.param((49152, 1024, 12, 4096), marks=pytest.mark.slow)],
     ids=["100 MB", "500 MB"],
 )
-@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+@pytest.mark.parametrize(
+    ("dtype", "size"), [pytest.param("float32", 4, marks=pytest.mark.slow), ("bfloat16", 2)]
+)
 def test_loading_holds_one_copy_of_the_weights(dtype, size, sizes, tmp_path):
     """The variables, and beside them a tensor and its conversion, not the model or the file."""
     small = write_random(tmp_path / "small", 13, 64, 1, 11)

@@ -12,6 +12,7 @@ def texts(cell):
     return "".join(x.get("text", "") for x in cell.outputs if x.get("name") == "stdout")
 
 
+@pytest.mark.slow
 def test_every_cell_runs_and_the_file_answers_as_keras_hub(tmp_path):
     notebook = execute(NAME, tmp_path, KERASHUB_EPOCHS=8)
     check_outputs(notebook)

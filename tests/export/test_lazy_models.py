@@ -30,7 +30,7 @@ def is_lazy(model):
     ]
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_the_file_is_that_of_the_loaded_model(quantization, folder, tmp_path):
     lazy, whole = (load_huggingface(folder, lazy=x) for x in (True, False))
     reports = [

@@ -128,7 +128,7 @@ def stock(path, **questions):
     )
 
 
-@pytest.mark.parametrize("name", ["gpt", "composed"])
+@pytest.mark.parametrize("name", ["gpt", pytest.param("composed", marks=pytest.mark.slow)])
 def test_stock_runtime_continues_as_full_passes_in_keras(files, name):
     """Prompts of one token, around the lengths of prefills, of several, and near the end."""
     model, report = files[name]
@@ -150,7 +150,7 @@ def test_stock_runtime_continues_as_full_passes_in_keras(files, name):
         pytest.param("qwen3", marks=pytest.mark.slow),
         pytest.param("smollm3", marks=pytest.mark.slow),
         pytest.param("gemma4_text", marks=pytest.mark.slow),
-        "phi3, longrope",
+        pytest.param("phi3, longrope", marks=pytest.mark.slow),
     ],
 )
 def test_stock_runtime_generates_the_tokens_of_a_family(family, tmp_path):

@@ -27,7 +27,7 @@ NAMES = [
     *("self", "position", "padding", "cache_0", "cache_0_key", "encoded_0", "length", "missing"),
     *("own", "room", "é", "a b", "0", "a/b", "given", "name", "kwargs", "logits", "_x", "x"),
 ]
-DEFAULT = [("self", "position"), ("cache_0", "padding"), ("a b", "é")]
+DEFAULT = [("cache_0", "padding"), ("a b", "é")]
 PAIRS = [
     *DEFAULT,
     *(

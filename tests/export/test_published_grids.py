@@ -113,8 +113,13 @@ def test_both_forms_of_the_rounding_are_equal(bits, seed):
         assert np.all((error <= 0.501 * step) | (found == lowest) | (found == highest))
 
 
-@pytest.mark.parametrize("has_offsets", [False, True])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("bits", "has_offsets"),
+    [
+        (4, True),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in [(4, False), (8, False), (8, True)]),
+    ],
+)
 def test_the_file_holds_the_published_grid(bits, has_offsets, tmp_path):
     """Every level and scale; also of a tied table, in a loop, of a copy, and of a .keras file."""
     model = llama()

@@ -85,7 +85,11 @@ def test_zero_shot_classification(clip, path):
 @pytest.mark.parametrize(
     ("quantization", "tolerance"),
     # Of vectors of length 1 with 6 elements; found: 7e-4, 2.4e-3 and 1.5e-2.
-    [("float16", 3e-3), ("int8", 0.01), ("int4", 0.06)],
+    [
+        pytest.param("float16", 3e-3, marks=pytest.mark.slow),
+        ("int8", 0.01),
+        pytest.param("int4", 0.06, marks=pytest.mark.slow),
+    ],
 )
 def test_rounded_weights_are_verified(clip, quantization, tolerance, tmp_path):
     report = exported(models.clip_towers(clip), tmp_path / "x.tflite", quantization=quantization)

@@ -70,7 +70,7 @@ def test_probabilities_are_those_of_each_class_alone(siglip, path):
 @pytest.mark.parametrize(
     ("quantization", "tolerance"),
     # Of vectors of length 1 with 12 elements.
-    [("int8", 0.02), ("int4", 0.15)],
+    [("int8", 0.02), pytest.param("int4", 0.15, marks=pytest.mark.slow)],
 )
 def test_rounded_weights_are_verified(siglip, quantization, tolerance, tmp_path):
     report = exported(siglip, tmp_path / "x.tflite", quantization=quantization)
