@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import small_answerer
 import small_captioners
+import small_smolvlm
 from small_captioners import KINDS, LENGTH, PICTURES, PROCESSOR, START, STEPPED, WHOLE
 from web_pages import WEB, need_browser, run_in_browser
 
@@ -49,6 +50,22 @@ def test_captions_are_those_of_python(tmp_path):
             tokens = model.generate({"pixels": seen, "target": [small_answerer.IDS] * len(seen)})
             texts = model.caption(PICTURES, prompt)
             answers.append({"prompt": prompt, "tokens": tokens.tokens.tolist(), "texts": texts})
+        files[name] = {"stepped": loop == "stepped", "answers": answers}
+    for loop, roles in (("whole", WHOLE), ("stepped", STEPPED)):  # as tiles inside a text
+        name = f"tiles_{loop}"
+        shutil.copy(small_smolvlm.file(roles), tmp_path / f"{name}.tflite")
+        model = runtime.load(tmp_path / f"{name}.tflite")
+        processor, reader = small_smolvlm.PROCESSOR, small_smolvlm.tokenizer()
+        texts = model.caption(PICTURES, small_smolvlm.QUESTION)
+        asked = processor.expand(
+            small_smolvlm.TEMPLATE.prompt(small_smolvlm.QUESTION), PICTURES, small_smolvlm.FEATURES
+        )
+        prompts = [reader.encode(x).ids for x in asked]
+        tokens = [
+            model.generate({"pixels": processor(x), "target": [ids]}).tokens[0].tolist()
+            for x, ids in zip(PICTURES, prompts, strict=True)
+        ]
+        answers = [{"prompt": small_smolvlm.QUESTION, "tokens": tokens, "texts": texts}]
         files[name] = {"stepped": loop == "stepped", "answers": answers}
     page = (tmp_path / "prefix_stepped.tflite", tmp_path / "prefix_page")
     write_page(*page, packages=WEB / "node_modules")

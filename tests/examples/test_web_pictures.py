@@ -11,7 +11,7 @@ import pytest
 from web_pages import APP, WEB, need_browser, run_in_browser
 
 from keras_tfm import runtime
-from keras_tfm.runtime import ImageProcessor
+from keras_tfm.runtime import ImageProcessor, TileProcessor
 from keras_tfm.runtime.media.image_processor import FILTERS, resize_picture
 
 PIL = pytest.importorskip("PIL")
@@ -234,3 +234,32 @@ def test_the_page_sees_what_python_sees(tmp_path):
     run_in_browser("test:pictures", tmp_path, expected, SCREENSHOTS=tmp_path)
     for name in ("classes", "objects", "phone"):
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+@NODE
+def test_tiles_and_their_text_are_those_of_python(tmp_path):
+    cases, expected = [], []
+    for count in (17, None):
+        processor = TileProcessor((8, 8), longest_edge=31, num_images=count)
+        for i, (width, height) in enumerate([(53, 31), (31, 53), (9, 7), (16, 16), (100, 3)]):
+            array = noise(width, height, 3, i)
+            cases.append({"processor": asdict(processor), "picture": described(array)})
+            text = processor.place(processor.grid(array), 2)
+            expected.append((processor(array)[0], text))
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    program = """
+        import { readFileSync } from "node:fs";
+        const { placeOf, prepared } = await import("./image_processor.js");
+        const bytes = (data) => new Uint8Array(Buffer.from(data, "base64"));
+        const answers = JSON.parse(readFileSync(process.argv[1])).map(({ processor, picture }) => {
+            const pixels = prepared(processor, { ...picture, data: bytes(picture.data) });
+            return [Buffer.from(pixels).toString("base64"), placeOf(processor, picture, 2)];
+        });
+        console.log(JSON.stringify(answers));
+    """
+    arguments = ["node", "--input-type=module", "-e", program, tmp_path / "cases.json"]
+    done = subprocess.run(arguments, cwd=APP.parent / "runtime", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for (data, text), (pixels, place) in zip(json.loads(done.stdout), expected, strict=True):
+        np.testing.assert_array_equal(array_of(data, pixels.shape), pixels)
+        assert text == place

@@ -37,9 +37,10 @@ export async function pixelsOf(processor, source) {
  *
  * @param {object} processor
  * @param {import("./resampling.js").Picture} picture - opaque, upright, of the right channels.
- * @returns {Uint8Array} (H, W, C)
+ * @returns {Uint8Array} (H, W, C), or of tiles and the whole picture (N, H, W, C)
  */
 export function prepared(processor, picture) {
+  if (processor.longest_edge !== undefined) return imagesOf(processor, picture);
   const [height, width] = processor.size;
   const { channels } = picture;
   const [newHeight, newWidth] = resizedSize(processor, picture.height, picture.width);
@@ -61,6 +62,79 @@ export function prepared(processor, picture) {
     const from = (y * newWidth + left) * channels;
     result.set(found.data.subarray(from, from + count), (y - top) * width * channels);
   }
+  return result;
+}
+
+// --- Tiles, as keras_tfm/runtime/media/tile_processor.py ---------------------------------------
+
+export const IMAGE = "<image>"; // the place of a picture in a text
+
+/**
+ * The text of a picture, which stands in a prompt for `<image>`.
+ *
+ * @param {object} processor - with `longest_edge`.
+ * @param {{width: number, height: number}} size - of the picture.
+ * @param {number} features - of an image, each of which has a placeholder.
+ */
+export function placeOf(processor, { width, height }, features) {
+  const [rows, columns] = tiling(processor, height, width).grid;
+  const [around, image] = ["<fake_token_around_image>", IMAGE.repeat(features)];
+  const whole = `${around}<global-img>${image}${around}`;
+  if (!rows) return whole;
+  let text = "";
+  for (let i = 1; i <= rows; i++) {
+    for (let j = 1; j <= columns; j++) text += `${around}<row_${i}_col_${j}>${image}`;
+    text += "\n";
+  }
+  return `${text}\n${whole}`;
+}
+
+/** The sizes to which a picture is resized in turn, and its rows and columns of tiles. */
+function tiling({ size: [side], longest_edge: longest, num_images: count }, height, width) {
+  const even = (x) => Math.max(1, Math.trunc(x) + (Math.trunc(x) % 2));
+  const multiple = (x) => Math.ceil(x / side) * side;
+  let ratio = width / height;
+  if (width >= height) [height, width] = [even(longest / ratio), longest];
+  else [height, width] = [longest, even(longest * ratio)];
+  const first = [height, width];
+  if (count === null) return { sizes: [first, [side, side]], grid: [0, 0] };
+  ratio = width / height;
+  if (width >= height) {
+    width = multiple(width);
+    height = multiple(Math.trunc(width / ratio));
+  } else {
+    height = multiple(height);
+    width = multiple(Math.trunc(height * ratio));
+  }
+  const grid = [height / side, width / side];
+  return { sizes: [first, [height, width]], grid: Math.max(...grid) === 1 ? [0, 0] : grid };
+}
+
+/** The tiles of a picture, row by row, and the whole: (N, H, W, C). */
+function imagesOf(processor, picture) {
+  const { size: [side], resample, num_images: most } = processor;
+  const { sizes, grid: [rows, columns] } = tiling(processor, picture.height, picture.width);
+  const count = rows * columns + 1;
+  if (count > (most ?? 1)) {
+    throw new PictureError(`The model reads at most ${most} images of a picture, not ${count}.`);
+  }
+  const to = (found, [height, width]) =>
+    found.height === height && found.width === width
+      ? found
+      : resized(found, width, height, resample, { top: 0, bottom: height });
+  const cut = sizes.reduce(to, picture);
+  const line = side * picture.channels;
+  const result = new Uint8Array((most ?? 1) * side * line);
+  for (let i = 0; i < rows; i++) {
+    for (let j = 0; j < columns; j++) {
+      for (let y = 0; y < side; y++) {
+        const from = ((i * side + y) * cut.width + j * side) * picture.channels;
+        const at = ((i * columns + j) * side + y) * line;
+        result.set(cut.data.subarray(from, from + line), at);
+      }
+    }
+  }
+  result.set(to(cut, [side, side]).data, (count - 1) * side * line);
   return result;
 }
 

@@ -427,12 +427,35 @@ export class Model {
   async caption(source, options = {}) {
     const start = performance.now();
     const ability = this.#ability("caption");
-    const prompt = checkedPrompt(options.prompt, ability);
-    const { pixels } = await images.pixelsOf(ability.processor, source);
+    const { pixels, prompt } = await this.#shown(ability, source, options.prompt);
     const tokens = await this.#captioned(ability, pixels, prompt, options.choose);
     const written = until(ability, tokens.subarray(prompt.length));
     const text = textOf(written, ability.target);
     return { text, tokens, milliseconds: performance.now() - start };
+  }
+
+  /**
+   * The pixels of a picture and the tokens of its prompt: of a file of tiles, with those of the
+   * picture's images, and the chat template around a message that has no `<image>`.
+   */
+  async #shown(ability, source, prompt) {
+    const { processor, placeholder } = ability;
+    if (processor.longest_edge === undefined || !placeholder || Array.isArray(prompt)) {
+      const tokens = checkedPrompt(prompt, ability);
+      return { prompt: tokens, pixels: (await images.pixelsOf(processor, source)).pixels };
+    }
+    const { pixels, ...size } = await images.pixelsOf(processor, source);
+    let text = prompt ?? "";
+    if (!text.includes(images.IMAGE)) {
+      const inTemplate = this.manifest.chat_template?.first.includes(images.IMAGE);
+      text = inTemplate ? this.chatMessage(text) : images.IMAGE + text;
+    }
+    const parts = text.split(images.IMAGE);
+    if (parts.length > 2) {
+      throw new TextError(`A prompt must have ${images.IMAGE} once, not ${parts.length - 1} times.`);
+    }
+    const place = images.placeOf(processor, size, placeholder.group ?? placeholder.count);
+    return { pixels, prompt: checkedPrompt(parts.join(place), ability) };
   }
 
   /**
@@ -448,8 +471,7 @@ export class Model {
     if (!ability.stepped) {
       throw new ModelError("The file was exported without decode: call caption.");
     }
-    const given = checkedPrompt(prompt, ability);
-    const { pixels } = await images.pixelsOf(ability.processor, source);
+    const { pixels, prompt: given } = await this.#shown(ability, source, prompt);
     const tokens = this.#captionTokens(ability, pixels, given, choose);
     yield* piecesOf(tokens, [], ability.endIds, ability.target);
   }
@@ -1746,7 +1768,7 @@ function checkedPrompt(prompt, ability) {
   let ids = prompt;
   if (typeof prompt === "string") {
     ids = encode(prompt, { source: target, length: Infinity, endIds, startId, goesOn: true });
-    if (placeholder) ids = expandPlaceholder(ids, placeholder);
+    if (placeholder && !placeholder.group) ids = expandPlaceholder(ids, placeholder);
   }
   ids = [...ids];
   if (!prompts) throw new TextError("The file was exported without a prompt_length: leave out prompt.");
@@ -1757,10 +1779,10 @@ function checkedPrompt(prompt, ability) {
   const wrong = ids.find((id) => !(isCount(id) && id < size));
   if (wrong !== undefined) throw new TextError(`There is no token ${wrong}.`);
   const found = ids.filter((id) => id === placeholder?.id).length;
-  if (found && found !== placeholder.count) {
-    throw new TextError(
-      `A prompt must have the picture's token ${placeholder.count} times or never, not ${found} times.`,
-    );
+  const { count, group = count } = placeholder ?? {};
+  if (found % group || found > count) {
+    const times = group === count ? count : `${group} times an image, at most ${count}`;
+    throw new TextError(`A prompt must have the picture's token ${times} times or never, not ${found} times.`);
   }
   return ids;
 }
@@ -2172,6 +2194,8 @@ const RULES = {
   resample: (x) => ["nearest", "bilinear", "bicubic", "lanczos"].includes(x),
   channels: (x) => x === 1 || x === 3,
   background: (x) => isCount(x) && x <= 255,
+  longest_edge: optional((x) => isCount(x) && x > 0 && x <= LARGEST_RESIZE),
+  num_images: optional(orNull((x) => isCount(x) && x > 0 && x <= LARGEST_RESIZE)),
 };
 const OWNER = { tokenizers: optional(isObject), images: optional(isObject) }; // the file, or a model
 Object.assign(OWNER, { labels: optional((x) => Array.isArray(x) && x.every(isText)) });
@@ -2184,6 +2208,7 @@ const REAL_PAD = -2; // the padding id as a token, in a row for an input with "p
 const isPad = (x) => x === -1 || isCount(x); // -1 is padding that is no token
 Object.assign(INPUT, { pad_id: optional(isPad), vocabulary_size: optional(isCount) });
 Object.assign(INPUT, { placeholder_id: optional(isCount), placeholders: optional(isCount) });
+INPUT.placeholder_group = optional((x) => isCount(x) && x > 0);
 Object.assign(INPUT, { padding: optional((x) => ["ends", "after_end", "by_id"].includes(x)) });
 Object.assign(INPUT, { segments_of: optional(isText), mask_of: optional(isText) });
 const isSome = optional((x) => isCount(x) && x > 0);
@@ -2449,9 +2474,17 @@ function checkEncode(place, { outputs }, decode) {
   }
 }
 
+/** The shape of a row of pixels: (H, W, C), or of several images (N, H, W, C). */
+function shapeOf({ size, channels, num_images: count }) {
+  return [...(count ? [count] : []), ...size, channels];
+}
+
 /** The rules for the pictures of an input, of all signatures that have it. */
-function checkRules(place, { size, channels, resize }, inputs) {
-  const fits = ({ shape, dtype }) => dtype === "uint8" && same(shape.slice(1), [...size, channels]);
+function checkRules(place, processor, inputs) {
+  const { size, resize, longest_edge: longest } = processor;
+  const wanted = shapeOf(processor);
+  const fits = ({ shape, dtype }) => dtype === "uint8" && same(shape.slice(1), wanted);
+  if (longest !== undefined) need(size[0] === size[1], `${place}.size`, size);
   need(inputs.length && inputs.every(fits), `${place}.size`, size);
   const most = Math.max(LARGEST_RESIZE, 2 * size[0], 2 * size[1]);
   const edges = [resize].flat().filter((edge) => Number.isInteger(edge));
@@ -2536,9 +2569,10 @@ function audioOf({ inputs }) {
 
 const ofAudio = (signature) => audioOf(signature) !== undefined;
 
-/** Whether a signature has an input of pixels, (B, H, W, C). */
+/** Whether a signature has an input of pixels, (B, H, W, C) or (B, N, H, W, C). */
 function ofPictures({ inputs }) {
-  return Object.values(inputs).some(({ dtype, shape }) => dtype === "uint8" && shape.length === 4);
+  const isPixels = ({ dtype, shape }) => dtype === "uint8" && [4, 5].includes(shape.length);
+  return Object.values(inputs).some(isPixels);
 }
 
 function readImages(manifest) {
@@ -2558,9 +2592,8 @@ function readPicture(signature, manifest, beside = []) {
   if (!processor) {
     throw new ModelError(`The file has no rules for its ${input}: export it with images=.`);
   }
-  const [, height, width, channels] = signature.inputs[input].shape;
-  const found = [...processor.size, processor.channels];
-  if (String(found) !== String([height, width, channels])) {
+  const found = shapeOf(processor);
+  if (!same(signature.inputs[input].shape.slice(1), found)) {
     throw new ModelError(`The file's rules give ${input} of ${found}, its model another size.`);
   }
   return { input, signature, processor };
@@ -2621,9 +2654,10 @@ function readWriting(manifest, metadata, isOf) {
   const target = readTarget(settings, manifest, metadata);
   const known = (steps?.decoders[0] ?? settings).inputs[name] ?? {};
   const { vocabulary_size: size = Infinity, placeholder_id: id, placeholders: count } = known;
-  const placeholder = id === undefined || count === undefined ? null : { id, count };
+  const { placeholder_group: group } = known;
+  const placeholder = id === undefined || count === undefined ? null : { id, count, group };
   const start = settings.start_id ?? null;
-  const first = start === null && placeholder ? Array(count).fill(id) : [start];
+  const first = start === null && placeholder ? Array(group ?? count).fill(id) : [start];
   const defaultPrompt = settings.default_prompt ?? first;
   if (defaultPrompt[0] === null) {
     throw new ModelError("The file was exported without a start token.");
