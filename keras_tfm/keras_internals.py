@@ -156,15 +156,28 @@ def run_recurrently(
     import keras
     from keras.src import backend
 
+    # On JAX, Keras takes the first state for the output before, and states for matrices (B, D).
+    own = mask is not None and backend.backend() == "jax"
+
     def one(x: Tensor, flat: Any) -> tuple[Tensor, Any]:
+        x, seen = x if own else (x, None)
         y, after = step(x, keras.tree.pack_sequence_as(state, list(flat)))
-        return y, keras.tree.flatten(after)
+        after = keras.tree.flatten(after)
+        if seen is not None:
+
+            def choose(new: Tensor, old: Tensor) -> Tensor:
+                shape = (-1, *(1 for _ in new.shape[1:]))
+                return keras.ops.where(keras.ops.reshape(seen, shape), new, old)
+
+            after = [choose(new, old) for new, old in zip(after, flat, strict=True)]
+            y = choose(y, flat[0]) if y.shape == flat[0].shape else y
+        return y, after
 
     _, outputs, after = backend.rnn(
         one,
-        x,
+        (x, mask) if own else x,
         keras.tree.flatten(state),
-        mask=mask,
+        mask=None if own else mask,
         input_length=keras.tree.flatten(x)[0].shape[1],
     )
     return outputs, keras.tree.pack_sequence_as(state, list(after))
