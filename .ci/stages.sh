@@ -234,7 +234,10 @@ stage_layers() {
     KERAS_BACKEND=torch "${pytest[@]}" "${contract[@]}" \
         tests/layers/test_{stepping_matrix,composed_attention}.py tests/generation/test_stepped_model.py
     # XLA compiles each operation of each shape: unoptimized, in less than half the time.
-    KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" "${contract[@]}"
+    KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" "${contract[@]}" \
+        tests/layers/test_{short_convolution,gated_delta_net}.py
+    KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" tests/generation/test_step_rules.py \
+        -k "left_padding and (cells or LSTM or Gated or Depthwise)"
     on_8_devices tests/distributed/test_sharded_models.py
 }
 # Of several devices, virtual ones that share the CPU.
