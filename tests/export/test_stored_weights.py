@@ -46,6 +46,16 @@ def test_unknown_factors_are_known_as_far_as_the_numbers_tell():
     assert np.all(error <= 1.01 * found.spread * np.abs(found.values) + 1e-6)
 
 
+def test_a_number_of_the_model_is_a_factor():
+    """As that of a soft cap of logits, of which int4 weights tell three digits."""
+    values, step = rounded(KERNEL.T / 30.0, 7)
+    found = ModelWeights([KERNEL], [30.0, 1 / 30.0]).find(Stored.of(values, step))
+    assert found.known and 0.0 < found.spread.max() < 0.1
+    np.testing.assert_allclose(found.values, KERNEL.T / 30.0, rtol=1e-6)
+    alone = ModelWeights([KERNEL]).find(Stored.of(values, step))
+    assert np.abs(alone.values / (KERNEL.T / 30.0) - 1).max() > 1e-5
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

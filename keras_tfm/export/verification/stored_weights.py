@@ -15,6 +15,7 @@ from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.signatures.make import full_pass
 from keras_tfm.export.signatures.signature import Argument, Signature, for_edge
 from keras_tfm.export.verification.float_file import Stored
+from keras_tfm.keras_internals import nodes_in_order
 from keras_tfm.runtime.flatbuffer import LazyBytes
 from keras_tfm.runtime.manifest.manifest import Predict, of_role
 from keras_tfm.runtime.manifest.manifest import Signature as FileSignature
@@ -117,6 +118,7 @@ class ModelWeights:
 
     Args:
         arrays: the model's weights, arrays or variables.
+        factors: numbers by which the model multiplies, see `factors_of`.
 
     >>> import numpy as np
     >>> from keras_tfm.export.verification.float_file import Stored
@@ -130,7 +132,10 @@ class ModelWeights:
     False
     """
 
-    def __init__(self, arrays: Sequence[np.ndarray | keras.Variable]):
+    def __init__(
+        self, arrays: Sequence[np.ndarray | keras.Variable], factors: Sequence[float] = ()
+    ):
+        self._factors = factors
         self._arrays = [x for x in arrays if len(x.shape) > 1]
         self._vectors = [_array(x, "float64") for x in arrays if len(x.shape) == 1]
         # By the number of a weight, and the size and the last axis of what it is compared with: its
@@ -243,7 +248,7 @@ class ModelWeights:
             free = ~np.isfinite(low) | ~np.isfinite(high)  # a column of zeros
             low, high = np.where(free, 1.0, low), np.where(free, 1.0, high)
             for vector in (np.ones(1), *(x for x in self._vectors if x.size == low.size)):
-                common = _common(low, high, vector)
+                common = _common(low, high, vector, self._factors)
                 if common is not None:
                     factor, spread = common
                     return np.expand_dims(factor * vector, axis), np.full(1, spread)
@@ -254,6 +259,26 @@ class ModelWeights:
                 np.broadcast_to(np.expand_dims(relative, axis), matrix.shape),
             )
         return inexact
+
+
+def factors_of(model: keras.Model) -> list[float]:
+    """The numbers in the calls of a functional model, and their inverses.
+
+    The steps of int4 weights leave a factor that a converter has folded into them uncertain by up
+    to 1e-4, such as the 1/30 of logits with a soft cap in a tied table, c tanh(x W / c).
+
+    >>> import keras
+    >>> from keras_tfm.export.verification.stored_weights import factors_of
+    >>> x = keras.Input((3,))
+    >>> factors_of(keras.Model(x, keras.ops.tanh(x / 4.0)))
+    [4.0, 0.25]
+    """
+    numbers: dict[float, None] = {}
+    for node in nodes_in_order(model):
+        for x in keras.tree.flatten((node.arguments.args, node.arguments.kwargs)):
+            if isinstance(x, float) and x and math.isfinite(x):
+                numbers |= dict.fromkeys((x, 1 / x))
+    return list(numbers)
 
 
 def find_constants(
@@ -395,8 +420,13 @@ def _bounds(
     return np.where(tiny, -np.inf, np.minimum(a, b)), np.where(tiny, np.inf, np.maximum(a, b))
 
 
-def _common(low: np.ndarray, high: np.ndarray, vector: np.ndarray) -> tuple[float, float] | None:
-    """A factor that puts `vector` between `low` and `high`, and its relative uncertainty."""
+def _common(
+    low: np.ndarray, high: np.ndarray, vector: np.ndarray, factors: Sequence[float]
+) -> tuple[float, float] | None:
+    """A factor that puts `vector` between `low` and `high`, and its relative uncertainty.
+
+    `factors`: of those that fit, the first is it, if none that layers apply is.
+    """
     safe = np.where(vector == 0.0, 1.0, vector)
     a, b = low / safe, high / safe
     zero = np.broadcast_to(vector == 0.0, low.shape)
@@ -409,5 +439,5 @@ def _common(low: np.ndarray, high: np.ndarray, vector: np.ndarray) -> tuple[floa
     exact = [x for y in _FACTORS for x in (y, -y) if least <= x <= most]
     if exact:
         return exact[0], 0.0
-    middle = float((least + most) / 2)
+    middle = next((x for x in factors if least <= x <= most), float((least + most) / 2))
     return middle, abs(float(most - least) / 2 / middle)

@@ -29,6 +29,7 @@ from keras_tfm.export.verification.rows import GUESS, Inputs, check_given, input
 from keras_tfm.export.verification.stored_weights import (
     ModelWeights,
     Unrounded,
+    factors_of,
     find_constants,
 )
 from keras_tfm.generation.interface import interface_of
@@ -342,7 +343,8 @@ def _compare_rounding(found: Comparisons, checks: list[Check], tolerance: float 
             x
             for one in found.outputs.values()
             for x in (*one.model.weights, *_folded_norms(one.model))
-        ]
+        ],
+        [x for one in found.outputs.values() for x in factors_of(one.model)],
     )
     graph = FloatFile(file.map_content())
     unrounded = {buffer: weights.find(x) for buffer, x in graph.stored.items()}
