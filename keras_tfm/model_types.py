@@ -283,6 +283,14 @@ MODEL_TYPES = (
         "clip_text_model", "CLIP (texts)", "vision.clip:CLIP_TEXT", "clip_text", "images and texts",
     ),
     ModelType(
+        "siglip2", "SigLIP 2 NaFlex", "vision.siglip:SIGLIP2", "siglip", "images and texts",
+        padding="`pad_id`, which attention sees", arguments={"image": {"naflex": True}},
+    ),
+    ModelType(
+        "siglip2_vision_model", "SigLIP 2 NaFlex (images)", "vision.siglip:SIGLIP2_IMAGE",
+        "siglip_image", "images and texts", arguments={"naflex": True},
+    ),
+    ModelType(
         "siglip", "SigLIP, SigLIP 2", "vision.siglip:SIGLIP", "siglip", "images and texts",
         padding="`pad_id`, which attention sees",
     ),

@@ -97,6 +97,10 @@ def own_options():
         "clip": {"image": sizes, "text": {**sizes, "dim": 2 * dim}},
         # transformers pads no texts: `LENGTH` of saved_folders.py.
         "siglip": {"image": sizes, "text": {**sizes, "dim": 2 * dim}, "max_length": 9},
+        "siglip2": {
+            "image": {**sizes, "naflex": True}, "text": {**sizes, "dim": 2 * dim},
+            "max_length": 9,
+        },
         "siglip_text_model": {"max_length": 9},
         "idefics3": images_in_texts, "smolvlm": images_in_texts,
         "dalle": {

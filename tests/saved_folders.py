@@ -78,6 +78,15 @@ OPTIONS = {
     "depth_anything, metric": {"metric": True, "max_depth": 20.0},
     "resnet, bottleneck": {"bottleneck": True},
     "smolvlm, one image": {"num_images": None, "tie_output": True, "attention_bias": True},
+    "siglip2, another shape": {
+        "image": {
+            **{x: SMALL[x] for x in ("dim", "num_layers", "num_heads", "intermediate_dim")},
+            "naflex": True, "position_size": 12,
+        },
+        "image_size": (8, 16),
+    },
+    "siglip2_vision_model, another shape": {"position_size": 12, "image_size": (8, 16)},
+    "siglip2_vision_model, other options": {"architecture": "Siglip2VisionModel"},
     "siglip_vision_model, other options": {
         "pooling": False, "architecture": "SiglipVisionModel", "image_size": 13,
     },
@@ -176,6 +185,19 @@ def with_images(model, rng):
     return {"pixels": pixels.astype("float32"), "target": target}
 
 
+def patches_of(pixels, size, more=0):
+    """The inputs of NaFlex for pixels (B, C, H, W): patches, `more` of padding, mask and shapes."""
+    count, channels, height, width = pixels.shape
+    rows, columns = height // size, width // size
+    x = pixels.reshape(count, channels, rows, size, columns, size).transpose(0, 2, 4, 3, 5, 1)
+    x = x.reshape(count, rows * columns, -1)
+    return {
+        "pixel_values": np.pad(x, ((0, 0), (0, more), (0, 0))),
+        "pixel_attention_mask": np.pad(np.ones(x.shape[:2], "int32"), ((0, 0), (0, more))),
+        "spatial_shapes": np.tile(np.array([[rows, columns]], "int32"), (count, 1)),
+    }
+
+
 def to_theirs(model, inputs):
     """The inputs as transformers takes them."""
     names = {
@@ -187,18 +209,20 @@ def to_theirs(model, inputs):
         "region_features": "visual_feats",
         "region_boxes": "visual_pos",
     }
-    result = {}
+    result, given = {}, model.arguments
     for name, x in inputs.items():
         if name == "pixels":
-            mean, std = (np.array(model.arguments[f"image_{key}"]) for key in ("mean", "std"))
+            mean, std = (np.array(given[f"image_{key}"]) for key in ("mean", "std"))
             pixels = np.moveaxis((x / 255 - mean) / std, -1, -3)
-            if "image_id" in model.arguments:
+            if "image_id" in given:
                 pixels = pixels if x.ndim == 5 else pixels[:, None]
                 length = model.get_layer("connector").output.shape[1]
-                count = np.sum(inputs["target"] == model.arguments["image_id"], axis=1)
+                count = np.sum(inputs["target"] == given["image_id"], axis=1)
                 # transformers leaves out images of zeros.
                 pixels[np.arange(pixels.shape[1]) >= count[:, None] // length] = 0
             result["pixel_values"] = pixels
+            if given.get("naflex") or (given.get("image") or {}).get("naflex"):
+                result |= patches_of(result["pixel_values"], given["patch_size"])
         elif name == "target" and "pixels" in inputs:
             result["input_ids"] = x
         elif name == "features":

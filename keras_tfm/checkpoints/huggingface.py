@@ -241,9 +241,6 @@ def open_huggingface(
             f"{folder} is a preset of KerasHub: load it with checkpoints.from_keras_hub, see "
             "docs/from-kerashub.md"
         )
-    if model_type == "siglip2":
-        expected = '"siglip", as the checkpoints of SigLIP 2 with images of one size have'
-        config.refuse("model_type", model_type, f"{expected} (this is NaFlex)")
     if model_type in _TEXT_PARTS:
         config, model_type = _text_part(config, model_type, architecture)
     if model_type not in FAMILIES:

@@ -64,7 +64,7 @@ def load_image_processor(folder: str | Path) -> ImageProcessor:
     or without, as the image processors of ViT, DeiT, DINO, DINOv2 and CLIP do; and the tiles of
     SmolVLM and Idefics3, as a `runtime.TileProcessor`. For DETR, whose
     processor makes images of any size, give `ImageProcessor((H, W), resize="fit")` with the size of
-    the exported file instead.
+    the exported file instead; for SigLIP 2's NaFlex, `ImageProcessor.naflex`.
 
     Args:
         folder: str or Path, a folder saved by `transformers`.
@@ -184,6 +184,10 @@ class _Settings:
             found = self.fields.get(name)
             if found is not None and found not in values:
                 self.refuse(name, found, "left out, as the runtime lacks it")
+        if self._kind(("Siglip2",)):
+            expected = "that of SigLIP, whose images have one size: for NaFlex, give the "
+            kind = self.fields["image_processor_type"]
+            self.refuse("image_processor_type", kind, f"{expected}ImageProcessor.naflex(...)")
         size = self._size("size")
         said = "crop_size" in self.fields and not self._kind(("ViT",))  # whose class never crops
         crops = bool(self._value("do_center_crop", cropping or said))

@@ -7,7 +7,7 @@ import pytest
 from compare import assert_close, to_numpy
 from live_transformers import made, saved
 
-from keras_tfm import checkpoints, models
+from keras_tfm import checkpoints, models, runtime
 from keras_tfm.models.vision.siglip import SIZES
 from keras_tfm.models.without_storage import without_storage
 
@@ -80,6 +80,60 @@ def test_pictures_of_another_size(tmp_path):
         expected = theirs(x, interpolate_pos_encoding=True)
     assert_close(ours(pixels)["features"], expected.last_hidden_state.numpy(), CLOSE)
     assert_close(ours(pixels)["pooled"], expected.pooler_output.numpy(), CLOSE)
+
+
+NAFLEX = {x: y for x, y in IMAGE.items() if x != "image_size"} | {"num_patches": 25}
+
+
+@pytest.mark.parametrize("size", [(20, 20), (12, 36), (28, 8)])
+def test_naflex_has_pictures_of_one_shape_a_model(size, tmp_path):
+    """Beside patches with padding, and a mask of it, in transformers; it loads what is saved."""
+    from saved_folders import patches_of
+
+    theirs, _ = made("Siglip2VisionModel", NAFLEX, tmp_path / "theirs")
+    ours = checkpoints.load_huggingface(tmp_path / "theirs", image_size=size)
+    pixels, x = pixels_of(ours.arguments)
+    inputs = {name: torch.tensor(y) for name, y in patches_of(x.numpy(), 4, more=3).items()}
+    with torch.no_grad():
+        expected = theirs(**inputs)
+    found, real = ours(pixels), ours.output["features"].shape[1]
+    assert_close(found["features"], expected.last_hidden_state.numpy()[:, :real], CLOSE)
+    assert_close(found["pooled"], expected.pooler_output.numpy(), CLOSE)
+    again = saved(ours, type(theirs), tmp_path / "ours")
+    with torch.no_grad():
+        assert_close(again(**inputs).pooler_output.numpy(), found["pooled"], CLOSE)
+
+
+@pytest.mark.parametrize("quantization", ["float32", "int8", "int4"])
+@pytest.mark.slow
+def test_files_of_naflex_are_verified(quantization, tmp_path):
+    from keras_tfm.export import export_tflite
+
+    wide = {**NAFLEX, "hidden_size": 50, "intermediate_size": 64}
+    made("Siglip2VisionModel", wide, tmp_path / "theirs")
+    ours = checkpoints.load_huggingface(tmp_path / "theirs", image_size=(12, 36))
+    report = export_tflite(ours, tmp_path / "x.tflite", quantization=quantization)
+    assert report.verification.checks[0].graph_error < 1e-4
+
+
+@pytest.mark.parametrize(
+    "picture", [(480, 640), (640, 480), (64, 64), (1, 3000), (1080, 1920), (37, 53)]
+)
+def test_the_size_of_a_picture_of_naflex(picture):
+    processing = pytest.importorskip("transformers.models.siglip2.image_processing_pil_siglip2")
+    expected = processing.get_image_size_for_max_num_patches(*picture, 16, 256)
+    assert runtime.ImageProcessor.naflex(picture).size == expected
+    rows, columns = (x // 16 for x in expected)
+    assert rows * columns <= 256
+
+
+def test_a_folder_of_naflex_needs_a_size_of_pictures(tmp_path):
+    rules = {"image_processor_type": "Siglip2ImageProcessor", "patch_size": 16}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(rules))
+    with pytest.raises(ValueError, match=r"image_processor_type must be .*ImageProcessor.naflex"):
+        checkpoints.load_image_processor(tmp_path)
+    with pytest.raises(ValueError, match="max_patches must be a positive integer, got 0"):
+        runtime.ImageProcessor.naflex((3, 4), max_patches=0)
 
 
 def test_a_classifier_of_images(tmp_path):
@@ -194,7 +248,6 @@ BAD = {
     "a padding outside": (
         {"text_config": {**TEXT, "pad_token_id": 31}}, "pad_token_id must be an integer from 0 to"
     ),
-    "NaFlex": ({"model_type": "siglip2"}, r'model_type must be "siglip".*NaFlex.*got \'siglip2\''),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from keras_tfm.layers import (
     PrefixTokens,
     RotaryEmbedding2D,
 )
-from keras_tfm.layers.positions.position_embedding_2d import bicubic
+from keras_tfm.layers.positions.position_embedding_2d import bicubic, bilinear
 
 B, H, W, C, D = 2, 11, 8, 3, 5
 rng = np.random.default_rng(5)
@@ -154,9 +154,21 @@ def test_interpolation_is_pytorch_s(sizes, antialias):
     assert_close(bicubic(*sizes, antialias) @ values, expected, 1e-12)
 
 
+@pytest.mark.parametrize("sizes", [(7, 12), (12, 5), (5, 1)])
+@pytest.mark.parametrize("antialias", [False, True])
+def test_bilinear_interpolation_is_that_of_pytorch(sizes, antialias):
+    torch = pytest.importorskip("torch")
+    values = rng.normal(size=(1, 2, sizes[0], 3))
+    expected = torch.nn.functional.interpolate(
+        torch.tensor(values), (sizes[1], 3), mode="bilinear", antialias=antialias
+    ).numpy()
+    assert_close(bilinear(*sizes, antialias) @ values, expected, 1e-12)
+
+
 def test_equal_sizes_are_not_changed():
     for antialias in (False, True):
         np.testing.assert_array_equal(bicubic(6, 6, antialias), np.eye(6))
+        np.testing.assert_array_equal(bilinear(6, 6, antialias), np.eye(6))
 
 
 def test_constants_stay_constants():
@@ -172,6 +184,13 @@ def test_positions_of_another_grid():
     cells = np.einsum("ab,cd,bdk->ack", bicubic(3, 5), bicubic(4, 2), table[2:].reshape(3, 4, D))
     expected = x + np.concatenate([table[:2], cells.reshape(-1, D)])
     assert_close(layer(x, np.zeros((B, 5, 2, 1), "float32")), expected, 1e-6)
+    layer.interpolation, layer.antialias = "bilinear", True
+    rows, columns = bilinear(3, 5, True), bilinear(4, 2, True)
+    cells = np.einsum("ab,cd,bdk->ack", rows, columns, table[2:].reshape(3, 4, D))
+    expected = x + np.concatenate([table[:2], cells.reshape(-1, D)])
+    assert_close(layer(x, np.zeros((B, 5, 2, 1), "float32")), expected, 1e-6)
+    with pytest.raises(ValueError, match="interpolation must be one of"):
+        PositionEmbedding2D(3, interpolation="nearest")
     same = rng.normal(size=(B, 14, D)).astype("float32")
     assert_close(layer(same), same + table, 1e-7)
     assert_close(layer(same, np.zeros((B, 3, 4, 1), "float32")), same + table, 1e-7)

@@ -1,5 +1,12 @@
-"""SigLIP and SigLIP 2 checkpoints, of both encoders or of one: tensor names and configuration."""
+"""SigLIP and SigLIP 2 checkpoints, of both encoders or of one: tensor names and configuration.
 
+The model type "siglip2" is NaFlex: patches of images of any shape. A model here has images of one
+size, `image_size`, and the vectors that `transformers` has for their patches; the released
+checkpoints of SigLIP 2 with images of one size are of the type "siglip".
+"""
+
+import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +19,45 @@ from keras_tfm.checkpoints.image_settings import image_statistics
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, convolution, dense, norm
 from keras_tfm.checkpoints.tensors import read_json
-from keras_tfm.checkpoints.transforms import Reshaped, Transposed
+from keras_tfm.checkpoints.transforms import Reshaped, Transform, Transposed
 from keras_tfm.checkpoints.vision.clip import block_rows, side
 from keras_tfm.checkpoints.vision.vit import classifier
+from keras_tfm.layers.images.patch_embedding import as_pair
+from keras_tfm.layers.types import Shape
 from keras_tfm.models.identity import tensors_of
 
 # transformers 4 saves the ids of the positions in some versions.
 _IGNORED = (r"(.*\.)?embeddings\.position_ids",)
-_CLASSIFIER = "SiglipForImageClassification"
+_CLASSIFIER = "ForImageClassification"
 
 
-def _image_rows(dim: int, prefix: str = "") -> tuple[Row, ...]:
+class _PatchMatrix(Transform):
+    """The kernel (height, width, C, D) of a convolution, of a matrix (D, height width C)."""
+
+    def __init__(self, window: tuple[int, ...]):
+        self.window = window
+
+    def _shape(self, shape: Shape) -> Shape:
+        return (shape[-1], math.prod(shape[:-1]))
+
+    def _load(self, array: np.ndarray) -> np.ndarray:
+        return array.T.reshape(*self.window, -1)
+
+    def _save(self, value: np.ndarray) -> np.ndarray:
+        return value.reshape(-1, value.shape[-1]).T
+
+
+def _image_rows(given: Arguments, prefix: str = "") -> tuple[Row, ...]:
     embeddings, attention = f"{prefix}embeddings", f"{prefix}head.attention"
-    pooling = "image_pooling"
+    pooling, dim = "image_pooling", given["dim"]
+    patches = f"{embeddings}.patch_embedding"
+    kernel = convolution("image_patches/projection", patches, bias=False)
+    if _is_naflex(given):
+        window = (*as_pair("patch_size", given["patch_size"]), len(given["image_mean"]))
+        kernel = (Row(kernel[0].weight, (f"{patches}.weight",), _PatchMatrix(window)),)
     return (
-        *convolution("image_patches/projection", f"{embeddings}.patch_embedding"),
+        *kernel,
+        Row("image_patches/projection/bias", (f"{patches}.bias",)),
         Row("image_positions/positions", (f"{embeddings}.position_embedding.weight",)),
         *block_rows("image", prefix),
         *norm("image_final_norm", f"{prefix}post_layernorm"),
@@ -57,9 +88,11 @@ def _text_rows(prefix: str = "") -> tuple[Row, ...]:
 
 
 def _table(model: models.Model) -> tuple[Row, ...]:
-    scalar = Reshaped((1,), ())
+    scalar, given = Reshaped((1,), ()), model.arguments
+    image = {**given, **(given.get("image") or {})}  # of a classifier, those of the one encoder
+    image["dim"] = model.get_layer("image_final_norm").gamma.shape[0]
     return (
-        *_image_rows(model.get_layer("image_final_norm").gamma.shape[0], "vision_model."),
+        *_image_rows(image, "vision_model."),
         *_text_rows("text_model."),
         Row("logit_scale/logit_scale", ("logit_scale",), scalar),
         Row("logit_bias/logit_bias", ("logit_bias",), scalar),
@@ -80,12 +113,21 @@ def _tower_arguments(config: Config) -> Arguments:
     }
 
 
-def _sizes_of_images(config: Config) -> Arguments:
-    return {
-        "image_size": config.integer("image_size", 224),
-        "patch_size": config.integer("patch_size", 16),
-        **image_statistics(config),
-    }
+def _sizes_of_images(config: Config, naflex: bool) -> Arguments:
+    patch_size = config.integer("patch_size", 16)
+    if naflex:
+        count = config.integer("num_patches", 256)
+        if math.isqrt(count) ** 2 != count:
+            config.refuse("num_patches", count, "a square number")
+        image_size = math.isqrt(count) * patch_size
+    else:
+        image_size = config.integer("image_size", 224)
+    return {"image_size": image_size, "patch_size": patch_size, **image_statistics(config)}
+
+
+def _of_positions(sizes: Arguments, naflex: bool) -> Arguments:
+    """The arguments that tell how positions are interpolated."""
+    return {"position_size": sizes["image_size"], **({"naflex": True} if naflex else {})}
 
 
 def _sizes_of_texts(config: Config) -> Arguments:
@@ -114,12 +156,12 @@ def _pad_id_of_tokenizer(folder: Path) -> int | None:
     return next((x["id"] for x in tokens if x.get("content") == name), None)
 
 
-def _image_arguments(config: Config, named: Named) -> Arguments:
-    sizes = _sizes_of_images(config)
+def _image_arguments(config: Config, named: Named, naflex: bool = False) -> Arguments:
+    sizes = _sizes_of_images(config, naflex)
     return {
         **sizes,
         **_tower_arguments(config),
-        "position_size": sizes["image_size"],
+        **_of_positions(sizes, naflex),
         "pooling": config.flag("vision_use_head", True),
     }
 
@@ -132,9 +174,9 @@ def _text_arguments(config: Config, named: Named) -> Arguments:
     }
 
 
-def _arguments(config: Config, named: Named) -> Arguments:
+def _arguments(config: Config, named: Named, naflex: bool = False) -> Arguments:
     image, text = config.part("vision_config"), config.part("text_config")
-    sizes, tower = _sizes_of_images(image), _tower_arguments(image)
+    sizes, tower = _sizes_of_images(image, naflex), _tower_arguments(image)
     if named.begins("text_model."):  # a classifier of images has none, and no use for the pooling
         image.only(vision_use_head=True)
         text.only(projection_size=tower["dim"])
@@ -144,7 +186,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
     return {
         **sizes,
         **_sizes_of_texts(text),
-        "image": {**tower, "position_size": sizes["image_size"]},
+        "image": {**tower, **_of_positions(sizes, naflex)},
         "text": _tower_arguments(text),
     }
 
@@ -165,10 +207,13 @@ def _tower_fields(given: Arguments) -> Fields:
 
 def _image_fields(given: Arguments) -> Fields:
     size = given["image_size"] if given["position_size"] is None else given["position_size"]
+    size, patch_size = side("image_size", size), side("patch_size", given["patch_size"])
+    is_naflex = _is_naflex(given)
+    known = {"num_patches": (size // patch_size) ** 2} if is_naflex else {"image_size": size}
     return {
         **_tower_fields(given),
-        "image_size": side("image_size", size),
-        "patch_size": side("patch_size", given["patch_size"]),
+        **known,
+        "patch_size": patch_size,
         "num_channels": len(given["image_mean"]),
         "vision_use_head": given["pooling"],
     }
@@ -190,23 +235,25 @@ def _text_fields(given: Arguments) -> Fields:
 
 def _fields(model: models.Model, architecture: str) -> Fields:
     towers = models.clip_towers(model)
+    image, text = towers["image"].arguments, towers["text"].arguments
+    kind = _kind(image)
     return {
-        "vision_config": {
-            "model_type": "siglip_vision_model",
-            **_image_fields(towers["image"].arguments),
-        },
-        "text_config": {
-            "model_type": "siglip_text_model", **_text_fields(towers["text"].arguments)
-        },
-    }  # fmt: skip
+        "vision_config": {"model_type": f"{kind}_vision_model", **_image_fields(image)},
+        "text_config": {"model_type": f"{kind}_text_model", **_text_fields(text)},
+    }
+
+
+def _kind(given: Arguments) -> str:
+    """How model types begin."""
+    return "siglip2" if _is_naflex(given) else "siglip"
 
 
 def _fields_of_images(model: models.Model, architecture: str) -> Fields:
-    fields = _image_fields(model.arguments)
-    if architecture != _CLASSIFIER:
+    fields, kind = _image_fields(model.arguments), _kind(model.arguments)
+    if not architecture.endswith(_CLASSIFIER):
         return fields
-    vision = {"model_type": "siglip_vision_model", **fields, "vision_use_head": False}
-    return {"model_type": "siglip", "vision_config": vision, **label_fields(model)}
+    vision = {"model_type": f"{kind}_vision_model", **fields, "vision_use_head": False}
+    return {"model_type": kind, "vision_config": vision, **label_fields(model)}
 
 
 def _image_classifier(model: models.Model, config: Config) -> models.Model:
@@ -219,7 +266,7 @@ def _unused_tensors(model: models.Model) -> dict[str, np.ndarray]:
     """The pooling of a classifier of images, on which its logits do not depend."""
     if model.head is None or model.head.kind != "image_classifier":
         return {}
-    rows = _image_rows(1, "vision_model.")
+    rows = _image_rows({"dim": 1}, "vision_model.")
     names = (name for row in rows if row.weight.startswith("image_pooling") for name in row.tensors)
     return {name: np.zeros(()) for name in names}
 
@@ -228,38 +275,58 @@ def _same(model: models.Model, config: Config) -> models.Model:
     return model
 
 
-SIGLIP = Family(
-    model_type="siglip",
-    builder=models.siglip,
-    table=_table,
-    arguments=_arguments,
-    fields=_fields,
-    architectures={
-        "SiglipModel": Architecture(_same, "embedding", prefixes=("logit_scale", "text_model.")),
-        # Saved by the family below, as the model has the encoder of images alone.
-        _CLASSIFIER: Architecture(_image_classifier, "image_classifier", prefixes=("classifier.",)),
-    },
-    names=Names(ignored=_IGNORED),
-    unused=_unused_tensors,
-    not_saved=("image_size", "logit_scale", "logit_bias"),
-)
-SIGLIP_IMAGE = Family(
-    model_type="siglip_vision_model",
-    builder=models.siglip_image,
-    table=lambda model: _image_rows(model.arguments["dim"]),
-    arguments=_image_arguments,
-    fields=_fields_of_images,
-    architectures={
-        "SiglipVisionModel": Architecture(_same),
-        _CLASSIFIER: Architecture(
-            lambda model, config: classifier(model, config, "mean"),
-            "image_classifier",
-            {"pooling": "mean"},
-            prefixes=("classifier.",),
-        ),
-    },
-    names=Names(prefix="vision_model.", ignored=_IGNORED),
-)
+def _of_both(name: str, naflex: bool) -> Family:
+    """The type of both encoders; `name`: how the classes of transformers begin."""
+    return Family(
+        model_type=name.lower(),
+        builder=models.siglip,
+        table=_table,
+        arguments=partial(_arguments, naflex=naflex),
+        fields=_fields,
+        architectures={
+            f"{name}Model": Architecture(
+                _same, "embedding", prefixes=("logit_scale", "text_model.")
+            ),
+            # Saved by the family below, as the model has the encoder of images alone.
+            f"{name}{_CLASSIFIER}": Architecture(
+                _image_classifier, "image_classifier", prefixes=("classifier.",)
+            ),
+        },
+        is_of=lambda model: _is_naflex(model.arguments["image"]) is naflex,
+        names=Names(ignored=_IGNORED),
+        unused=_unused_tensors,
+        not_saved=("image_size", "logit_scale", "logit_bias"),
+    )
+
+
+def _of_images(name: str, naflex: bool) -> Family:
+    """The type of the encoder of images."""
+    return Family(
+        model_type=f"{name.lower()}_vision_model",
+        builder=models.siglip_image,
+        table=lambda model: _image_rows(model.arguments),
+        arguments=partial(_image_arguments, naflex=naflex),
+        fields=_fields_of_images,
+        architectures={
+            f"{name}VisionModel": Architecture(_same),
+            f"{name}{_CLASSIFIER}": Architecture(
+                lambda model, config: classifier(model, config, "mean"),
+                "image_classifier",
+                {"pooling": "mean"},
+                prefixes=("classifier.",),
+            ),
+        },
+        is_of=lambda model: _is_naflex(model.arguments) is naflex,
+        names=Names(prefix="vision_model.", ignored=_IGNORED),
+    )
+
+
+def _is_naflex(given: Arguments | None) -> bool:
+    return bool((given or {}).get("naflex"))
+
+
+SIGLIP, SIGLIP2 = _of_both("Siglip", naflex=False), _of_both("Siglip2", naflex=True)
+SIGLIP_IMAGE, SIGLIP2_IMAGE = _of_images("Siglip", False), _of_images("Siglip2", True)
 SIGLIP_TEXT = Family(
     model_type="siglip_text_model",
     builder=models.siglip_text,

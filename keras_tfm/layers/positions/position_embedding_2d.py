@@ -22,10 +22,10 @@ class PositionEmbedding2D(RematerializedLayer):
     """Adds a learned vector for each cell of a grid, such as the patches of an image.
 
     y_t = x_t + P_t, with the cells row by row: ViT (arXiv:2010.11929). For a grid of another size
-    the table is resampled along both axes, P' = A_h P A_w^T, by bicubic interpolation as in
-    PyTorch (half-pixel centres): two products with constant
-    matrices, so that one model takes images of several sizes, as DINO does (arXiv:2104.14294).
-    Both products are computed in float32 and cast last.
+    the table is resampled along both axes, P' = A_h P A_w^T, by bicubic or bilinear interpolation
+    as in PyTorch (half-pixel centres): two products with constant matrices, so that one model takes
+    images of several sizes, as DINO does (arXiv:2104.14294). Both products are computed in float32
+    and cast last.
 
     Args:
         grid: int or (height, width), number of cells of the table.
@@ -36,6 +36,7 @@ class PositionEmbedding2D(RematerializedLayer):
         dropout: float, dropout rate of the sum.
         antialias: bool, whether resampling to fewer cells averages over more than four: PyTorch's
             `antialias=True`, as in DINOv2 with registers.
+        interpolation: str, "bicubic", or "bilinear" as in SigLIP 2's NaFlex.
 
     Call arguments:
         x: float tensor (B, prefix + H' W', D).
@@ -68,6 +69,7 @@ class PositionEmbedding2D(RematerializedLayer):
         initializer: Initializer | None = None,
         dropout: float = 0.0,
         antialias: bool = False,
+        interpolation: str = "bicubic",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -79,6 +81,11 @@ class PositionEmbedding2D(RematerializedLayer):
         self.initializer = as_initializer("initializer", initializer)
         self.dropout = dropout
         self.antialias = antialias
+        if interpolation not in _KERNELS:
+            raise ValueError(
+                f"interpolation must be one of {list(_KERNELS)}, got {interpolation!r}"
+            )
+        self.interpolation = interpolation
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
@@ -115,8 +122,9 @@ class PositionEmbedding2D(RematerializedLayer):
             return self.positions
         table = ops.cast(self.positions, "float32")
         dim = table.shape[-1]
-        rows = ops.cast(bicubic(self.grid[0], height, self.antialias), "float32")
-        columns = ops.cast(bicubic(self.grid[1], width, self.antialias), "float32")
+        resample = _KERNELS[self.interpolation]
+        rows = ops.cast(resample(self.grid[0], height, self.antialias), "float32")
+        columns = ops.cast(resample(self.grid[1], width, self.antialias), "float32")
         # (H', H) (H, W D), then (W', W) (H', W, D).
         cells = ops.reshape(table[self.prefix :], (self.grid[0], self.grid[1] * dim))
         cells = ops.reshape(ops.matmul(rows, cells), (-1, self.grid[1], dim))
@@ -136,6 +144,7 @@ class PositionEmbedding2D(RematerializedLayer):
             "initializer": keras.initializers.serialize(self.initializer),
             "dropout": self.dropout,
             "antialias": self.antialias,
+            "interpolation": self.interpolation,
         }
 
 
@@ -156,14 +165,9 @@ def bicubic(size: int, new_size: Size, antialias: bool = False) -> Tensor:
     Returns:
         A NumPy array in float64 for an int; a float32 tensor for a tensor.
     """
-    if isinstance(new_size, int):
-        backend, numbers = np, np.arange(new_size, dtype="float64")
-    else:
-        backend, numbers = ops, ops.cast(ops.arange(new_size), "float32")
-        new_size = ops.cast(new_size, "float32")
-    at = (numbers[:, None] + 0.5) * (size / new_size) - 0.5
+    backend, at, scale = _places(size, new_size)
     if antialias:
-        width = backend.maximum(size / new_size, 1.0)
+        width = backend.maximum(scale, 1.0)
         weights = _kernel(backend, at - np.arange(size, dtype="float32"), width, -0.5)
         return weights / backend.sum(weights, axis=1, keepdims=True)
     # Two columns beyond each border, whose weights are added to those of the border.
@@ -171,6 +175,36 @@ def bicubic(size: int, new_size: Size, antialias: bool = False) -> Tensor:
     inside = np.eye(size)[np.clip(around, 0, size - 1)]
     weights = _kernel(backend, at - around.astype("float32"), 1.0, -0.75)
     return backend.matmul(weights, inside if backend is np else inside.astype("float32"))
+
+
+def bilinear(size: int, new_size: Size, antialias: bool = False) -> Tensor:
+    """The matrix (new_size, size) that resamples `size` values, by straight lines between them.
+
+    As `torch.nn.functional.interpolate(mode="bilinear", align_corners=False, antialias=...)`: with
+    `antialias` the triangle is widened when the axis is reduced.
+
+    Args, Returns:
+        as of `bicubic`.
+    """
+    backend, at, scale = _places(size, new_size)
+    width = backend.maximum(scale, 1.0) if antialias else 1.0
+    # Values beyond the borders repeat the border, or are left out of the widened triangle.
+    at = at if antialias else backend.clip(at, 0.0, size - 1.0)
+    weights = backend.maximum(1.0 - backend.abs(at - np.arange(size, dtype="float32")) / width, 0.0)
+    return weights / backend.sum(weights, axis=1, keepdims=True)
+
+
+_KERNELS = {"bicubic": bicubic, "bilinear": bilinear}
+
+
+def _places(size: int, new_size: Size) -> tuple[ModuleType, Tensor, Tensor]:
+    """NumPy or `keras.ops`; where the new values stand among the old, (new_size, 1); the scale."""
+    if isinstance(new_size, int):
+        backend, numbers = np, np.arange(new_size, dtype="float64")
+    else:
+        backend, numbers = ops, ops.cast(ops.arange(new_size), "float32")
+        new_size = ops.cast(new_size, "float32")
+    return backend, (numbers[:, None] + 0.5) * (size / new_size) - 0.5, size / new_size
 
 
 def _kernel(backend: ModuleType, distances: Tensor, width: Size, a: float) -> Tensor:

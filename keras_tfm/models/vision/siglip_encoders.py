@@ -42,6 +42,7 @@ def siglip_image(
     activation: Activation = gelu_tanh,
     layer_norm_epsilon: float = 1e-6,
     position_size: int | Sequence[int] | None = None,
+    naflex: bool = False,
     image_mean: Sequence[float] = MEAN,
     image_std: Sequence[float] = STD,
     name: str = "siglip_image",
@@ -59,6 +60,8 @@ def siglip_image(
         normalize: bool, whether the vector, divided by its Euclidean norm, is the only output.
         position_size: int or (height, width), image size to which the position table belongs; for
             other images it is interpolated. Default: `image_size`.
+        naflex: bool, whether it is interpolated as in SigLIP 2's NaFlex (arXiv:2502.14786), which
+            was trained on images of many shapes: bilinearly, with a low-pass filter.
         image_mean, image_std: list of float, mean and standard deviation of each channel, for
             values from 0 to 1. Their length is the number of channels (C).
 
@@ -89,7 +92,8 @@ def siglip_image(
         num_heads=num_heads, intermediate_dim=intermediate_dim, dropout=dropout,
         attention_dropout=attention_dropout, activation=activation,
         layer_norm_epsilon=layer_norm_epsilon, position_size=position_size, image_mean=image_mean,
-        image_std=image_std, dtype=dtype, prefix="image_", class_token=False,
+        image_std=image_std, dtype=dtype, prefix="image_", class_token=False, antialias=naflex,
+        interpolation="bilinear" if naflex else "bicubic",
     )  # fmt: skip
     pixels, x, blocks = parts.encode()
     x = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="image_final_norm")(x)

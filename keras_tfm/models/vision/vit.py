@@ -147,6 +147,7 @@ class PixelEncoder(EncoderArguments):
         prefix: str, put before the names of all layers.
         patch_bias: bool, whether the patches' projection has a bias.
         embedding_norm: bool, whether a normalisation follows the embeddings.
+        interpolation: str, how positions are interpolated, see `PositionEmbedding2D`.
     """
 
     image_size: int | Sequence[int] | None
@@ -165,6 +166,7 @@ class PixelEncoder(EncoderArguments):
     prefix: str = ""
     patch_bias: bool = True
     embedding_norm: bool = False
+    interpolation: str = "bicubic"
 
     def encode(self, num_images: int | None = None) -> tuple[Tensor, Tensor, list[str]]:
         """From pixels to the features after the last block, before any normalisation.
@@ -216,6 +218,7 @@ class PixelEncoder(EncoderArguments):
             _initializer(),
             self.dropout,
             self.antialias,
+            self.interpolation,
             dtype=self.dtype,
             name=f"{self.prefix}positions",
         )

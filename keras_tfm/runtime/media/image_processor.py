@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,6 +103,43 @@ class ImageProcessor:
             a < b for a, b in zip(resized, self.size, strict=True)
         ):
             raise ValueError(f"resize must be at least size {self.size}, got {self.resize!r}")
+
+    @classmethod
+    def naflex(
+        cls, picture: tuple[int, int], patch_size: int = 16, max_patches: int = 256
+    ) -> ImageProcessor:
+        """The processor of SigLIP 2's NaFlex for pictures of one shape (arXiv:2502.14786).
+
+        Its `size` has the largest scale of the picture, rounded up to whole patches on each side,
+        of which at most `max_patches` come out: that of `transformers`. It is the `image_size` to
+        give to `load_huggingface`.
+
+        Args:
+            picture: tuple of int, (height, width) of the pictures in pixels.
+            patch_size: int, edge of a patch in pixels.
+            max_patches: int, largest number of patches.
+
+        Raises:
+            TypeError, ValueError: a size that is not a positive integer.
+
+        >>> from keras_tfm.runtime import ImageProcessor
+        >>> ImageProcessor.naflex((480, 640)).size
+        (224, 288)
+        """
+        sides = _pair("picture", picture)
+        for name, x in (("patch_size", patch_size), ("max_patches", max_patches)):
+            if type(x) is not int or x < 1:
+                raise ValueError(f"{name} must be a positive integer, got {x!r}")
+
+        def patches(scale: float) -> list[int]:
+            return [max(1, math.ceil(x * scale / patch_size)) for x in sides]
+
+        low, high = 1e-6, 100.0
+        while high - low >= 1e-5:
+            scale = (low + high) / 2
+            low, high = (scale, high) if math.prod(patches(scale)) <= max_patches else (low, scale)
+        rows, columns = patches(low)
+        return cls((rows * patch_size, columns * patch_size))
 
     @property
     def shape(self) -> tuple[int, ...]:
