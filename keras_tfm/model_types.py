@@ -9,7 +9,7 @@ Example:
 >>> next(x.title for x in MODEL_TYPES if x.name == "qwen2")
 'Qwen2'
 >>> names_of("speech")
-['moonshine', 'whisper']
+['moonshine', 'moonshine_streaming', 'whisper']
 """
 
 from collections.abc import Mapping
@@ -246,6 +246,11 @@ MODEL_TYPES = (
     ),
     ModelType(
         "moonshine", "Moonshine", "encoder_decoders.moonshine:MOONSHINE", "moonshine", "speech",
+        vocabularies={"": 32768},
+    ),
+    ModelType(
+        "moonshine_streaming", "Moonshine v2",
+        "encoder_decoders.moonshine_streaming:MOONSHINE_STREAMING", "moonshine_streaming", "speech",
         vocabularies={"": 32768},
     ),
     ModelType("vit", "ViT", "vision.vit:VIT", "vit", "images"),

@@ -80,6 +80,10 @@ def own_options():
         "marian": {"pad_id": 0},
         "transformer": {"source_vocabulary_size": 31, "target_vocabulary_size": 11},
         "whisper": {"num_mels": 6, "max_source_length": 5, "pad_id": 0, "start_id": 1},
+        "moonshine_streaming": {
+            "num_layers": 2, "windows": [(4, 3), (3, 1)], "decoder_dim": 12, "num_decoder_heads": 2,
+            "decoder_intermediate_dim": 14, "num_key_value_heads": 1, "max_features": 60,
+        },
         "whisper, features": {"audio": False},
         "vit": {"image_size": (8, 12)},
         "dinov2": {"intermediate_dim": 2 * dim},

@@ -33,7 +33,7 @@ def randomize(layer, seed=0):
             values = rng.normal(scale=weight.shape[1] ** -0.5, size=weight.shape)
         elif kind in ("gamma", "scale", "beta", "bias", "log_rate"):
             values = rng.normal(loc=kind in ("gamma", "scale"), scale=0.3, size=weight.shape)
-        elif kind in ("queries", "moving_mean", "logit_scale", "logit_bias"):
+        elif kind in ("compression", "queries", "moving_mean", "logit_scale", "logit_bias"):
             values = rng.normal(size=weight.shape)
         elif kind in ("moving_variance", "temperature"):
             values = rng.uniform(0.5, 1.5, size=weight.shape)

@@ -157,6 +157,7 @@ def inputs_of(model):
     ids[:, -1] = LAST
     target = rng.integers(4, VOCABULARY - 2, (3, 6)).astype("int32")
     frames = 2 * given.get("max_source_length", 1)
+    samples = 3200 if model.family == "moonshine_streaming" else 3001  # whole frames
     sizes = next((x.shape[1:] for x in model.inputs if x.name == "pixels"), ())
     if model.family == "smolvlm":
         return with_images(model, rng)
@@ -166,7 +167,7 @@ def inputs_of(model):
         "source": ids,
         "target": target,
         "features": rng.normal(size=(3, frames, given.get("num_mels", 1))).astype("float32"),
-        "audio": rng.uniform(-0.5, 0.5, (3, 3001)).astype("float32"),
+        "audio": rng.uniform(-0.5, 0.5, (3, samples)).astype("float32"),
         "region_features": rng.normal(size=(3, 4, given.get("region_dim", 1))).astype("float32"),
         "region_boxes": rng.uniform(size=(3, 4, 4)).astype("float32"),
         "pixels": rng.integers(0, 256, (3, *sizes)).astype("float32"),
@@ -229,6 +230,8 @@ def to_theirs(model, inputs):
             result["input_features"] = x.transpose(0, 2, 1)
         else:
             result[names[name]] = x
+    if model.family == "moonshine_streaming":  # without a mask, transformers has no windows
+        result["attention_mask"] = np.ones(inputs["audio"].shape, "int32")
     if model.head is not None and model.head.kind == "multiple_choice":
         result = {name: x[None] for name, x in result.items()}  # one question, a choice a row
     return {

@@ -83,7 +83,8 @@ class ModelStream(SourceStream):
         }
 
     @property
-    def _empty(self) -> dict[str, np.ndarray]:
+    def empty(self) -> dict[str, np.ndarray]:
+        """The outputs of no piece, (0, ...) by name."""
         return self._empty_outputs
 
     def _run(self, piece: np.ndarray, position: int, end: int) -> dict[str, np.ndarray]:

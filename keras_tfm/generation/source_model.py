@@ -144,6 +144,8 @@ class SourceModel(SteppedModel):
         called: list[_Called] = []
 
         def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+            if getattr(layer, "tells_padding", False):
+                return None  # layers that take a mask get none
             flat = keras.tree.flatten((args, kwargs))
             known = list({id(x): x for x in flat if id(x) in places}.values())
             aligned = scope.align(layer.name, [places[id(x)] for x in known])
@@ -195,6 +197,8 @@ class SourceModel(SteppedModel):
 
         def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
             y = layer(*args, **kwargs)
+            if getattr(layer, "tells_padding", False):
+                return y
             found.extend((layer.name, _array(x)) for x in keras.tree.flatten(y))
             return y
 

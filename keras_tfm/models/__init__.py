@@ -17,6 +17,7 @@ from keras_tfm.models.encoder_decoders.m2m_100 import m2m_100
 from keras_tfm.models.encoder_decoders.marian import marian
 from keras_tfm.models.encoder_decoders.mbart import mbart
 from keras_tfm.models.encoder_decoders.moonshine import moonshine
+from keras_tfm.models.encoder_decoders.moonshine_streaming import moonshine_streaming
 from keras_tfm.models.encoder_decoders.pegasus import pegasus
 from keras_tfm.models.encoder_decoders.t5 import t5
 from keras_tfm.models.encoder_decoders.t5gemma import t5gemma
@@ -44,6 +45,7 @@ from keras_tfm.models.heads.embedding_head import sentence_embedding
 from keras_tfm.models.heads.image_head import image_classifier
 from keras_tfm.models.heads.text_heads import (
     backbone,
+    decoder,
     encoder,
     masked_language_model,
     multiple_choice,
@@ -85,6 +87,7 @@ __all__ = [
     "cohere",
     "dalle",
     "deberta",
+    "decoder",
     "depth_anything",
     "describe",
     "detr",
@@ -118,6 +121,7 @@ __all__ = [
     "mbart",
     "modernbert",
     "moonshine",
+    "moonshine_streaming",
     "multiple_choice",
     "next_sentence",
     "olmo2",

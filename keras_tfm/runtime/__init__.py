@@ -7,6 +7,7 @@ from keras_tfm.runtime.media.image_processor import ImageProcessor
 from keras_tfm.runtime.media.tile_processor import TileProcessor
 from keras_tfm.runtime.model import Model, load
 from keras_tfm.runtime.tasks.drawing import Drawing
+from keras_tfm.runtime.tasks.listener import Listener
 from keras_tfm.runtime.tasks.pictures import Detection
 from keras_tfm.runtime.tasks.session import Reply, Session
 from keras_tfm.runtime.tasks.source_stream import FileStream
@@ -25,6 +26,7 @@ __all__ = [
     "Hypothesis",
     "ImageProcessor",
     "JsonSchema",
+    "Listener",
     "Model",
     "PromptLookup",
     "Regex",

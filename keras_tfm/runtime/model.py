@@ -18,6 +18,7 @@ from keras_tfm.runtime.media.decoded_picture import Picture
 from keras_tfm.runtime.media.image_processor import ImageProcessor, Pictures
 from keras_tfm.runtime.tasks import drawing, embedding, pictures, speech, text
 from keras_tfm.runtime.tasks.drawing import Drawing
+from keras_tfm.runtime.tasks.listener import Listener
 from keras_tfm.runtime.tasks.pictures import Detection, PicturesByInput
 from keras_tfm.runtime.tasks.session import Session
 from keras_tfm.runtime.tasks.source_stream import FileStream
@@ -508,6 +509,30 @@ class Model:
                 same label twice; or vectors of texts and pictures of different widths.
         """
         return ZeroShotClassifier(self.file, labels, template, scale)
+
+    def listen(self) -> Listener:
+        """Hears audio as it comes: `append` gives the text of all that was heard so far.
+
+        The file holds two models, an encoder with the signature "stream", and a decoder with
+        "generate" for the encoder's features:
+
+        ```python
+        export_tflite(
+            {"encoder": models.encoder(model), "decoder": models.decoder(model)}, "live.tflite",
+            {"encoder": ["stream"], "decoder": ["generate"]}, piece_length=1280,
+            source_length={"decoder": 500}, max_length=64, start_id=1, end_id=2,
+            tokenizer=tokenizer,
+        )
+        listener = runtime.load("live.tflite").listen()
+        for samples in microphone:
+            print(listener.append(samples))
+        print(listener.finish())
+        ```
+
+        Raises:
+            ValueError: the file has no such models, or features of another width.
+        """
+        return Listener(self.file)
 
     @property
     def sample_rates(self) -> dict[str, int]:

@@ -256,15 +256,18 @@ def rope_fields(model: models.Model) -> Fields:
     return _for_every_version(_rope(model, given["rope_theta"], given["rope_scaling"]))
 
 
-def partial_rope_fields(model: models.Model, rotary_dim: int | None = None) -> Fields:
+def partial_rope_fields(
+    model: models.Model, rotary_dim: int | None = None, head_dim: int | None = None
+) -> Fields:
     """As `rope_fields`, of a builder with `rotary_dim`.
 
     Args:
         model: the model.
         rotary_dim: int, the builder's default. Default: the whole head.
+        head_dim: int, width of a head. Default: the builder's `dim` / `num_heads`.
     """
     given, fields = model.arguments, rope_fields(model)
-    head_dim = given.get("head_dim") or given["dim"] // given["num_heads"]
+    head_dim = head_dim or given.get("head_dim") or given["dim"] // given["num_heads"]
     rotary_dim = given["rotary_dim"] or rotary_dim or head_dim
     part = rotary_dim / head_dim
     while int(head_dim * part) < rotary_dim:  # rounding

@@ -108,7 +108,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
             expected = f"encoder_num_attention_heads ({heads}), as transformers has as many"
             config.refuse(name, config.fields.get(name), expected)
     config.only(head_dim=dim // heads)  # which transformers reads by getattr
-    _check_extractor(config)
+    check_extractor(config)
     layers = config.integer("encoder_num_hidden_layers", 6, maximum=1000)
     rope = _read_rope(config, dim // heads)
     return {
@@ -137,7 +137,7 @@ def _read_rope(config: Config, head_dim: int) -> Arguments:
     return read_partial_rope(whole, head_dim)
 
 
-def _check_extractor(config: Config) -> None:
+def check_extractor(config: Config) -> None:
     """Raises if the folder's feature extractor changes the samples."""
     file = config.file.with_name(PREPROCESSOR)
     if file.is_file():
@@ -145,7 +145,8 @@ def _check_extractor(config: Config) -> None:
         extractor.only(do_normalize=False, sampling_rate=SAMPLE_RATE, padding_value=0.0)
 
 
-def _preprocessor(model: models.Model) -> Fields:
+def save_preprocessor(model: models.Model) -> Fields:
+    """The fields of `preprocessor_config.json`: samples at 16 kHz as they are."""
     return {
         "feature_extractor_type": "Wav2Vec2FeatureExtractor",
         "do_normalize": False,
@@ -202,5 +203,5 @@ MOONSHINE = Family(
         "num_hidden_layers": "decoder_num_hidden_layers",
         "hidden_act": "decoder_hidden_act",
     },
-    preprocessor=_preprocessor,
+    preprocessor=save_preprocessor,
 )

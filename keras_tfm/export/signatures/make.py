@@ -52,7 +52,10 @@ def make_signatures(request: Request) -> list[Signature]:
     return [
         dataclasses.replace(
             signature,
-            inputs={name: _complete(request, name, x) for name, x in signature.inputs.items()},
+            inputs={
+                name: _complete(request, signature.role, name, x)
+                for name, x in signature.inputs.items()
+            },
             # A SavedModel is served by TensorFlow, a .tflite file by LiteRT with XNNPACK.
             function=for_edge(signature.function, request.accelerator)
             if request.static
@@ -62,9 +65,10 @@ def make_signatures(request: Request) -> list[Signature]:
     ]
 
 
-def _complete(request: Request, name: str, argument: Argument) -> Argument:
-    """An argument with what holds for its input in every signature."""
-    audio = None if argument.input is None else argument.input.audio
+def _complete(request: Request, role: str, name: str, argument: Argument) -> Argument:
+    """An argument with what holds for its input in every signature of a role."""
+    # The pieces of a source have no padding.
+    audio = None if argument.input is None or role == "stream" else argument.input.audio
     return dataclasses.replace(
         argument,
         is_padded=argument.is_padded or (audio is not None and audio.takes_shorter),

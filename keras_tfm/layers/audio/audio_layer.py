@@ -15,12 +15,15 @@ class AudioLayer(keras.layers.Layer):
             not padded.
         shortest: int, number of samples below which there is nothing to compute.
         masks_padding: bool, whether zeros behind the audio of a row change none of its outputs.
+        tells_padding: bool, whether its output is the mask of the padding, of which a source that
+            is read in pieces has none.
     """
 
     sample_rate: int
     length: int | None = None
     shortest: int = 1
     masks_padding: bool = False
+    tells_padding: bool = False
 
     @property
     def takes_shorter(self) -> bool:

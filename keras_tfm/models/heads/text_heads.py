@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import keras
 from keras import ops
 
+from keras_tfm.keras_internals import nodes_in_order, producer
 from keras_tfm.layers import OutputBias, TokenEmbedding
 from keras_tfm.layers.types import Activation, DType, Initializer, Tensor
 from keras_tfm.models.encoder_decoders.shifted_source import has_decoder, with_shifted_source
@@ -73,6 +74,54 @@ def encoder(model: keras.Model) -> Model:
         (inputs,) = (x for name, x in inputs.items() if name != "target")
     marker = Marker("head", name=unused_name(model, "head_marker"))
     return Model(inputs, marker(encoded[0]), name=model.name)
+
+
+def decoder(model: keras.Model) -> Model:
+    """Returns the decoder of an encoder-decoder model, whose source are features of the encoder.
+
+    It shares the layers of the model. With `encoder(model)`, which may read its source in pieces,
+    it is the whole model: `export_tflite` writes both to one file.
+
+    Args:
+        model: `keras.Model`, an encoder-decoder model such as `models.moonshine_streaming(...)`.
+
+    Returns:
+        A functional model from `features` (B, S, D) and `target` (B, T) to what the model returns.
+
+    Raises:
+        ValueError: the model has no encoder, or its decoder reads other inputs than the target.
+
+    Example:
+
+    >>> from keras_tfm.models import decoder, t5
+    >>> model = t5(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> sorted(decoder(model).input)
+    ['features', 'target']
+    """
+    encoded = tensors_of(model, "encoded")
+    target = model.input.get("target") if isinstance(model.input, dict) else None
+    if len(encoded) != 1 or target is None:
+        raise ValueError(
+            f"expected an encoder-decoder model of keras_tfm.models, got {model.name!r} without "
+            "an encoder"
+        )
+    features = keras.Input(encoded[0].shape[1:], dtype=encoded[0].dtype, name="features")
+    new_target = keras.Input(target.shape[1:], dtype=target.dtype, name="target")
+    known = {id(encoded[0]): features, id(target): new_target}
+    for node in nodes_in_order(model):
+        reads = [x for x in node.input_tensors if not _tells_padding(x)]
+        if all(id(x) in known for x in reads) and not _tells_padding(node.output_tensors[0]):
+            args, kwargs = node.arguments.fill_in(known)  # without the mask of the source
+            made = keras.tree.flatten(node.operation(*args, **kwargs))
+            known.update((id(x), y) for x, y in zip(node.output_tensors, made, strict=True))
+    outputs = keras.tree.map_structure(lambda x: known[id(x)], model.output)
+    inputs = {"features": features, "target": new_target}
+    return Model(inputs, outputs, name=f"{model.name}_decoder")
+
+
+def _tells_padding(x: keras.KerasTensor) -> bool:
+    """Whether a tensor is the mask of the padding of audio."""
+    return bool(getattr(producer(x).operation, "tells_padding", False))
 
 
 @head

@@ -104,12 +104,12 @@ class SourceStream(ABC):
             self._waiting, self._position = self._waiting[n:], self._position + n
         return {
             name: np.concatenate([part[name] for part in parts]) if parts else empty
-            for name, empty in self._empty.items()
+            for name, empty in self.empty.items()
         }
 
     @property
     @abstractmethod
-    def _empty(self) -> dict[str, np.ndarray]:
+    def empty(self) -> dict[str, np.ndarray]:
         """The outputs of no piece, (0, ...) by name."""
 
     @abstractmethod
@@ -156,7 +156,8 @@ class FileStream(SourceStream):
         super().__init__(name, stream.inputs[name], stream.delay, stream.stride)
 
     @property
-    def _empty(self) -> dict[str, np.ndarray]:
+    def empty(self) -> dict[str, np.ndarray]:
+        """The outputs of no piece, (0, ...) by name."""
         outputs = self._stream.outputs
         return {
             name: np.zeros((0, *outputs[name].shape[2:]), outputs[name].dtype)

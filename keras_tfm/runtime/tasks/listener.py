@@ -1,0 +1,111 @@
+"""Live speech: audio in, as it comes, and the text of all that was heard so far out."""
+
+import numpy as np
+import numpy.typing as npt
+
+from keras_tfm.runtime.loaded_file import LoadedFile
+from keras_tfm.runtime.manifest.manifest import Generate, Stream, of_role
+from keras_tfm.runtime.tasks.source_stream import FileStream
+from keras_tfm.runtime.tasks.text import answers
+
+
+class Listener:
+    """Hears audio as it comes; returned by `Model.listen`.
+
+    The encoder reads each piece once, and its features are kept. Each text is written anew by the
+    decoder from all features so far, so an early text may change when more is heard.
+
+    Args:
+        file: the loaded file of two models: an encoder with the signature "stream", and a decoder
+            with "generate" whose source are the encoder's features.
+
+    Attributes:
+        features: (n, D), float32, the features that are final so far.
+
+    Example, with an untrained model and a tokenizer of words:
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import tokenizers
+    >>> from keras_tfm import models, runtime
+    >>> from keras_tfm.export import export_tflite
+    >>> words = ["<pad>", "<start>", "<end>", "on", "off", "light", "music"]
+    >>> ids = {word: i for i, word in enumerate(words)}
+    >>> tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids))
+    >>> _ = tokenizer.add_special_tokens(words[:3])
+    >>> model = models.moonshine_streaming(
+    ...     7, dim=16, num_layers=1, num_heads=2, intermediate_dim=16, windows=[(5, 3)]
+    ... )
+    >>> both = {"encoder": models.encoder(model), "decoder": models.decoder(model)}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = export_tflite(
+    ...         both, folder + "/live.tflite", {"encoder": ["stream"], "decoder": ["generate"]},
+    ...         piece_length=640, source_length={"decoder": 20}, max_length=4, start_id=1,
+    ...         end_id=2, tokenizer=tokenizer, verify=False,
+    ...     )
+    ...     listener = runtime.load(report.path).listen()
+    ...     sounds = np.random.default_rng(0).normal(scale=0.1, size=(3, 1600)).astype("float32")
+    ...     texts = [listener.append(sound) for sound in sounds] + [listener.finish()]
+    >>> listener.features.shape, all(word in words for text in texts for word in text.split())
+    ((15, 16), True)
+    """
+
+    def __init__(self, file: LoadedFile):
+        encoders = {name: x for name, x in file.models.items() if of_role(x.signatures, Stream)}
+        decoders = {name: x for name, x in file.models.items() if of_role(x.signatures, Generate)}
+        if len(encoders) != 1 or len(decoders) != 1:
+            raise ValueError(
+                f"{file.path}: listening needs an encoder with the signature 'stream' and a "
+                f"decoder with 'generate', got {list(encoders)} and {list(decoders)}"
+            )
+        (encoder,), (self._decoder,) = encoders.values(), decoders.values()
+        self._stream = FileStream(encoder)
+        (self._output,) = self._stream.empty
+        ((_, signature),) = list(of_role(self._decoder.signatures, Generate).items())[-1:]
+        sources = {
+            name: x.shape for name, x in signature.inputs.items() if name != signature.target
+        }
+        sources = {name: x for name, x in sources.items() if signature.inputs[name].kind == "input"}
+        self.features = self._stream.empty[self._output]
+        width = self.features.shape[-1]
+        if len(sources) != 1 or [x[2:] for x in sources.values()] != [[width]]:
+            raise ValueError(
+                f"{file.path}: the decoder must read features (B, S, {width}), got {sources}"
+            )
+        ((self._source, shape),) = sources.items()
+        self._longest = shape[1]
+
+    def append(self, audio: npt.ArrayLike) -> str:
+        """Hears the next samples; the text so far, "" as long as no feature is final.
+
+        Args:
+            audio: (samples,), floats from -1 to 1, or int16, at the rate of the encoder's input;
+                any number of them.
+
+        Raises:
+            ValueError, TypeError: as `FileStream.append`; or there are more features than the
+                decoder takes.
+        """
+        return self._heard(self._stream.append(audio))
+
+    def finish(self) -> str:
+        """Ends the audio: the text of all of it.
+
+        Raises:
+            ValueError: the audio has ended, or there was none.
+        """
+        return self._heard(self._stream.finish())
+
+    def _heard(self, found: dict[str, np.ndarray]) -> str:
+        self.features = np.concatenate([self.features, found[self._output]])
+        count = len(self.features)
+        if count > self._longest:
+            raise ValueError(
+                f"the decoder takes at most {self._longest} features, got {count}: begin another "
+                "listener at a pause"
+            )
+        if not count:
+            return ""
+        padded = np.pad(self.features, ((0, self._longest - count), (0, 0)))
+        (text,) = answers(self._decoder, {self._source: padded[np.newaxis]})
+        return text
