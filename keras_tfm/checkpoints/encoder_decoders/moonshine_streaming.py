@@ -101,13 +101,13 @@ def _arguments(config: Config, named: Named) -> Arguments:
     check_extractor(config)
     part.only(sample_rate=SAMPLE_RATE)
     dim, heads = part.integer("hidden_size", 320), part.integer("num_attention_heads", 8)
-    size = part.integer("head_dim", None) or _divided(part, dim, heads)
+    size = part.integer("head_dim", None) or _head_width(part, dim, heads)
     groups = part.integer("num_key_value_heads", 8)
     if heads % groups:
         part.refuse("num_key_value_heads", groups, f"a divisor of num_attention_heads ({heads})")
     layers = part.integer("num_hidden_layers", 6, maximum=1000)
     width, own = config.integer("hidden_size", 320), config.integer("num_attention_heads", 8)
-    own_size = config.integer("head_dim", None) or _divided(config, width, own)
+    own_size = config.integer("head_dim", None) or _head_width(config, width, own)
     if config.integer("num_key_value_heads", own) != own:
         expected = f"num_attention_heads ({own})"  # transformers shapes queries by it
         config.refuse("num_key_value_heads", config.fields.get("num_key_value_heads"), expected)
@@ -146,7 +146,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
     }
 
 
-def _divided(config: Config, dim: int, heads: int) -> int:
+def _head_width(config: Config, dim: int, heads: int) -> int:
     if dim % heads:
         config.refuse("num_attention_heads", heads, f"a divisor of hidden_size ({dim})")
     return dim // heads
