@@ -12,7 +12,7 @@ import pytest
 from keras_tfm import runtime
 
 WEB = Path(__file__).parents[1] / "examples/web"
-APP = Path(__file__).parents[1] / "keras_tfm/web/app"
+RUNTIME = Path(__file__).parents[1] / "keras_tfm/web/runtime"
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 
 

@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from web_pages import APP
+from web_pages import RUNTIME
 
 from keras_tfm.runtime.media.wav import read_wav, resample
 
@@ -29,7 +29,7 @@ PROGRAM = """
 def in_node(cases):
     arguments = ["node", "--input-type=module", "-e", PROGRAM]
     done = subprocess.run(
-        arguments, cwd=APP, input=json.dumps(cases), capture_output=True, text=True
+        arguments, cwd=RUNTIME, input=json.dumps(cases), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from web_pages import APP, WEB, need_browser, run_in_browser
+from web_pages import RUNTIME, WEB, need_browser, run_in_browser
 
 from keras_tfm import runtime
 from keras_tfm.runtime import ImageProcessor, TileProcessor
@@ -77,7 +77,7 @@ def test_a_picture_of_too_many_pixels_is_refused():
         console.log(await pixelsOf(processor, new ImageBitmap()).catch(String));
     """
     arguments = ["node", "--input-type=module", "-e", program]
-    done = subprocess.run(arguments, cwd=APP, capture_output=True, text=True)
+    done = subprocess.run(arguments, cwd=RUNTIME, capture_output=True, text=True)
     expected = (
         "PictureError: The picture is too large: it has 10000 x 8948 pixels, more than 89478485."
     )
@@ -258,7 +258,7 @@ def test_tiles_and_their_text_are_those_of_python(tmp_path):
         console.log(JSON.stringify(answers));
     """
     arguments = ["node", "--input-type=module", "-e", program, tmp_path / "cases.json"]
-    done = subprocess.run(arguments, cwd=APP.parent / "runtime", capture_output=True, text=True)
+    done = subprocess.run(arguments, cwd=RUNTIME, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for (data, text), (pixels, place) in zip(json.loads(done.stdout), expected, strict=True):
         np.testing.assert_array_equal(array_of(data, pixels.shape), pixels)
