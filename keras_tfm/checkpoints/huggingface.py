@@ -21,7 +21,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.checkpoints.config import Arguments, Config
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
-from keras_tfm.checkpoints.image_settings import image_fields
+from keras_tfm.checkpoints.image_settings import PROCESSOR, image_fields, tile_text_fields
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.quantized.folder import QuantizedFolder
 from keras_tfm.checkpoints.quantized.gguf import GgufTensors, open_gguf
@@ -409,7 +409,8 @@ def save_huggingface(
 ) -> None:
     """Saves a model as `config.json` and `model.safetensors`, which `transformers` can load.
 
-    For a model of images or audio also `preprocessor_config.json`.
+    For a model of images or audio also `preprocessor_config.json`, and of SmolVLM and Idefics3
+    `processor_config.json`: the number of tokens of an image.
 
     The files are first written to a temporary folder `.keras_tfm-*` in `folder`, loaded and
     compared with the model. If the process is killed, the next save to `folder` removes it.
@@ -475,10 +476,11 @@ def save_huggingface(
         names, rules = [SINGLE, "config.json"], family.preprocessor(model)
         if "image_size" in model.arguments:
             rules = image_fields(model, image_processor)
-        if rules is not None:
-            text = json.dumps(rules, indent=2, sort_keys=True)
-            (new / PREPROCESSOR).write_text(text + "\n", encoding="utf-8")
-            names.append(PREPROCESSOR)
+        for name, content in {PREPROCESSOR: rules, PROCESSOR: tile_text_fields(model)}.items():
+            if content is not None:
+                text = json.dumps(content, indent=2, sort_keys=True)
+                (new / name).write_text(text + "\n", encoding="utf-8")
+                names.append(name)
         given = model.arguments
         options = {name: given[name] for name in family.not_saved if name in given}
         check_equal(model, load_huggingface(new, **options))

@@ -11,6 +11,7 @@ from keras_tfm.runtime.media.image_processor import FILTERS, ImageProcessor
 from keras_tfm.runtime.media.tile_processor import TileProcessor
 
 FILE = "preprocessor_config.json"
+PROCESSOR = "processor_config.json"
 # Pillow's numbers of the filters, as in the files.
 _NUMBERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 # The classes, by the start of their names, whose filter is bicubic and that crop, unless the file
@@ -129,11 +130,23 @@ def image_fields(model: models.Model, processor: ImageProcessor | None) -> Field
     }
 
 
+def tile_text_fields(model: models.Model) -> Fields | None:
+    """The fields of `processor_config.json`, by which images become text; None: it has no tiles."""
+    given = model.arguments
+    if "scale_factor" not in given:
+        return None
+    side = given["image_size"] // given["patch_size"] // given["scale_factor"]
+    return {"processor_class": f"{_tile_class(model)}Processor", "image_seq_len": side**2}
+
+
+def _tile_class(model: models.Model) -> str:
+    return "Idefics3" if model.arguments.get("idefics3") else "SmolVLM"
+
+
 def _tile_fields(model: models.Model, processor: TileProcessor) -> Fields:
     """The fields of the image processors of SmolVLM and Idefics3."""
-    name = "Idefics3" if model.arguments.get("idefics3") else "SmolVLM"
     return {
-        "image_processor_type": f"{name}ImageProcessor",
+        "image_processor_type": f"{_tile_class(model)}ImageProcessor",
         "do_convert_rgb": True,
         "do_resize": True,
         "do_pad": True,

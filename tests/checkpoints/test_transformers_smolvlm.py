@@ -87,6 +87,12 @@ def test_features_of_images(pair):
     assert_close(to_numpy(features(x[:2])), wanted, 1e-5 * np.abs(wanted).max())
 
 
+def test_the_folder_tells_the_number_of_tokens_of_an_image(pair, tmp_path):
+    checkpoints.save_huggingface(pair[1], tmp_path)
+    processor = json.loads((tmp_path / "processor_config.json").read_text())
+    assert processor == {"processor_class": "SmolVLMProcessor", "image_seq_len": FEATURES}
+
+
 @pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_generated_tokens(pair, beams):
     """Prompts of several lengths, with two images, one, and none."""

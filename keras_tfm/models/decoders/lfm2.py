@@ -11,6 +11,7 @@ from keras_tfm.models.model import Model
 
 _ATTENDS = [i in (2, 5, 8, 10, 12, 14) for i in range(16)]
 # From the configurations in ExecuTorch, examples/models/lfm2/config: those of LFM2.5 are the same.
+# `max_length` is the default of transformers.
 # lfm2(65536, **SIZES["350m"]).
 SIZES: dict[str, Arguments] = {
     "350m": {

@@ -10,7 +10,8 @@ from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # From the configurations in ExecuTorch, examples/models/qwen3_5/config, and, for 9b, the default
-# one of transformers. qwen3_5(248320, **SIZES["0.8b"]).
+# one of transformers. They do not say which sizes tie the table: as in Qwen3, those up to 4b.
+# qwen3_5(248320, **SIZES["0.8b"]).
 SIZES: dict[str, Arguments] = {
     "0.8b": {
         "dim": 1024, "num_layers": 24, "num_heads": 8, "num_key_value_heads": 2,
