@@ -162,6 +162,19 @@ def test_stepped_equals_full(sizes):
     assert_close(np.concatenate(parts, axis=1), layer(X), FLOAT32)
 
 
+@tensorflow_only
+def test_a_file_keeps_the_epsilon_of_short_queries_and_keys(tmp_path):
+    """Of a sum of squares and an epsilon, LiteRT's converter leaves out the epsilon."""
+    from keras_tfm.export import export_tflite
+
+    x = keras.Input((5, 12), name="x")
+    layer = GatedDeltaNet(4, head_dim=3, num_key_heads=2)
+    model = randomize(keras.Model(x, layer(x)))
+    layer.query_key_value.kernel.assign(1e-3 * layer.query_key_value.kernel)
+    report = export_tflite(model, tmp_path / "x.tflite")
+    assert report.verification.checks[0].relative_error < 1e-5
+
+
 def test_a_row_is_the_same_behind_padding():
     layer = layer_of()
     padded = layer(X, mask=MASK)

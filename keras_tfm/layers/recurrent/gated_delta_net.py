@@ -201,8 +201,14 @@ class GatedDeltaNet(TokenMixer):
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Vectors of length 1, nearly."""
-    return x * ops.rsqrt(ops.sum(ops.square(x), axis=-1, keepdims=True) + _EPSILON)
+    """Vectors of length 1, nearly: x / sqrt(|x|^2 + epsilon).
+
+    By the mean: of a sum of squares and an epsilon LiteRT's converter makes L2_NORMALIZATION, which
+    leaves the epsilon out, and short vectors come out longer.
+    """
+    count = x.shape[-1]
+    mean = ops.mean(ops.square(x), axis=-1, keepdims=True)
+    return x * (ops.rsqrt(mean + _EPSILON / count) * count**-0.5)
 
 
 def _log_rates(shape: Shape, dtype: Any = None) -> Tensor:
