@@ -32,7 +32,7 @@ class ModelStream(SourceStream):
             strides. Longer pieces take less time, but outputs come later.
 
     Attributes:
-        piece_length: the argument.
+        piece_length: int, the argument.
         delay: int, the number of positions of the source by which outputs are late.
         stride: int, the number of positions of the source for one of the outputs.
 

@@ -64,7 +64,7 @@ class SourceModel(SteppedModel):
         piece_length: int, number of positions of the input in a piece.
 
     Attributes:
-        piece_length: the argument.
+        piece_length: int, the argument.
         delay: int, the number of positions of the source by which outputs are late.
         stride: int, the number of positions of the source for one of the outputs.
         states: dict of dict of tensors, the states before the first piece.

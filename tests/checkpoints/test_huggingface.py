@@ -91,7 +91,7 @@ SMALL = {"dim": 8, "num_layers": 2, "num_heads": 2, "intermediate_dim": 16}
         ),
         (
             lambda: models.sequence_classifier(models.gpt(11, **SMALL), 3, pooling="first"),
-            "the head of a gpt2 checkpoint must be one of",
+            "a gpt2 checkpoint with the head 'sequence_classifier' must be one of",
         ),
     ],
     ids=["transformer", "activation", "width", "weight"],

@@ -79,7 +79,9 @@ def test_the_labels_of_a_classifier_both_ways(tmp_path):
     again = saved(ours, type(theirs), tmp_path / "ours")
     assert again.config.id2label == dict(enumerate(labels))
     last = models.sequence_classifier(models.backbone(ours), 3)
-    with pytest.raises(ValueError, match="the head of a imagegpt checkpoint must be one of"):
+    with pytest.raises(
+        ValueError, match="a imagegpt checkpoint with the head 'sequence_classifier' must be one of"
+    ):
         checkpoints.save_huggingface(last, tmp_path / "last")
 
 

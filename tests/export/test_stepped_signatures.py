@@ -407,7 +407,7 @@ def test_a_step_without_encode_takes_the_inputs_that_it_reads():
             r"'decode' of small takes the results of 'encode': export",
         ),
         ({"roles": ["decode", "decode"]}, r"signatures must be among .*got \['decode', 'decode'\]"),
-        ({"roles": ["decoder"]}, r"among \['predict', .*, 'decode'\], got \['decoder'\]"),
+        ({"roles": ["decoder"]}, r"among \['predict', .*, 'stream'\], got \['decoder'\]"),
         ({"prompt_length": None}, "a prefill signature needs a prompt_length"),
         ({"prompt_length": 9}, r"prompt_length must be less than max_length \(9\), got 9"),
         ({"prompt_length": [2, 11]}, r"less than max_length \(9\), got 11"),

@@ -213,7 +213,7 @@ def test_a_detokenizer_where_nothing_is_generated(wide):
         wide,
         byte_pairs(),
         byte_pairs(),
-        "for generated text, got one with only the signature 'predict'",
+        "for generated text, got one without a signature that generates",
     )
 
 

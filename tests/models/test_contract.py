@@ -238,7 +238,7 @@ def test_every_builder_and_every_head_is_here():
     public = {name: getattr(models, name) for name in models.__all__}
     functions = {name for name, x in public.items() if inspect.isfunction(x) and not is_builder(x)}
     assert functions - {
-        *("clip_towers", "describe", "dvae_parts", "enable_lora", "features_of"),
+        *("clip_towers", "decoder", "describe", "dvae_parts", "enable_lora", "features_of"),
         *("resize_vocabulary",),
         *("with_draft_heads", "with_dtype"),
         *("disable_quantization", "enable_quantization", "without_quantization"),

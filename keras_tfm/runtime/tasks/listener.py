@@ -16,7 +16,7 @@ class Listener:
     decoder from all features so far, so an early text may change when more is heard.
 
     Args:
-        file: the loaded file of two models: an encoder with the signature "stream", and a decoder
+        file: `LoadedFile` of two models: an encoder with the signature "stream", and a decoder
             with "generate" whose source are the encoder's features.
 
     Attributes:
