@@ -121,7 +121,7 @@ class FileStream(SourceStream):
     """A stream of a file with a signature "stream"; returned by `Model.open_stream`.
 
     Args:
-        file: the loaded file, of one model.
+        file: `LoadedFile`, of one model.
 
     Attributes:
         piece_length: int, number of positions of the source in a piece.
