@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Config, Fields
 from keras_tfm.checkpoints.tensors import read_json
+from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.runtime.media.image_processor import FILTERS, ImageProcessor
 from keras_tfm.runtime.media.tile_processor import TileProcessor
 
@@ -135,8 +136,10 @@ def tile_text_fields(model: models.Model) -> Fields | None:
     given = model.arguments
     if "scale_factor" not in given:
         return None
-    side = given["image_size"] // given["patch_size"] // given["scale_factor"]
-    return {"processor_class": f"{_tile_class(model)}Processor", "image_seq_len": side**2}
+    height, width = as_pair("image_size", given["image_size"])
+    cell = [given["scale_factor"] * x for x in as_pair("patch_size", given["patch_size"])]
+    length = (height // cell[0]) * (width // cell[1])
+    return {"processor_class": f"{_tile_class(model)}Processor", "image_seq_len": length}
 
 
 def _tile_class(model: models.Model) -> str:

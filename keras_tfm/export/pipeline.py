@@ -105,7 +105,7 @@ def passes_of(members: Iterable[Member]) -> list[Pass]:
         passes.append(rewrite_for_gpu)
     if any(request.cache == "int8" for request in requests):
         passes.append(use_int8_operators)
-    return [*passes, copy_loop_outputs]
+    return passes
 
 
 def convert_members(
@@ -135,7 +135,7 @@ def convert_members(
         if quantization.trained is not None:
             stack.enter_context(quantization.trained.tracing("int8" in caches))
         model = convert(quantization.model, signatures, quantization, custom_operators)
-    for rewrite in passes:
+    for rewrite in (*passes, copy_loop_outputs):
         rewrite(model)
     schema, tables = import_litert("schema_py_generated"), flatbuffer.tables(model)
     graphs = read_graphs(schema, schema.Model.GetRootAsModel(tables, 0))

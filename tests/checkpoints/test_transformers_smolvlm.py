@@ -93,6 +93,16 @@ def test_the_folder_tells_the_number_of_tokens_of_an_image(pair, tmp_path):
     assert processor == {"processor_class": "SmolVLMProcessor", "image_seq_len": FEATURES}
 
 
+def test_sizes_in_pairs_are_saved(tmp_path):
+    tower = {"dim": 6, "num_layers": 1, "num_heads": 2, "intermediate_dim": 7}
+    model = models.smolvlm(
+        11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, image_id=9, image_size=(8, 8),
+        patch_size=(2, 2), scale_factor=2, image=tower,
+    )  # fmt: skip
+    checkpoints.save_huggingface(model, tmp_path)
+    assert json.loads((tmp_path / "processor_config.json").read_text())["image_seq_len"] == 4
+
+
 @pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_generated_tokens(pair, beams):
     """Prompts of several lengths, with two images, one, and none."""

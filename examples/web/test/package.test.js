@@ -106,6 +106,17 @@ test("pictures of the page, and errors with their class", async () => {
       wasm: await caught(() => loadModelInWorker("chat.tflite", { wasm: "/nowhere/" }), ModelError),
     };
     const model = await loadModelInWorker("chat.tflite");
+    const other = await loadModelInWorker("chat.tflite");
+    const session = await other.session();
+    await session.append([3, 4]);
+    const stream = other.stream("hello");
+    await stream.next();
+    const waiting = session.generate();
+    await other.delete();
+    errors.deleted = await caught(() => other.encode("hello"), ModelError);
+    errors.waiting = await caught(() => waiting, ModelError);
+    errors.stream = await caught(() => stream.next(), ModelError);
+    errors.tokens = await caught(() => session.tokens, ModelError);
     errors.text = await caught(() => model.generate(""), TextError);
     errors.worker = await caught(
       () => loadModelInWorker("chat.tflite", { worker: new Worker("/missing.js") }),

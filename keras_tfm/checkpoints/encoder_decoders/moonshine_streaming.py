@@ -111,7 +111,8 @@ def _arguments(config: Config, named: Named) -> Arguments:
     if config.integer("num_key_value_heads", own) != own:
         expected = f"num_attention_heads ({own})"  # transformers shapes queries by it
         config.refuse("num_key_value_heads", config.fields.get("num_key_value_heads"), expected)
-    rope = read_partial_rope(_with_part(config), own_size)
+    has_rope = any(config.fields.get(x) is not None for x in ("rope_parameters", "rope_scaling"))
+    rope = read_partial_rope(config, own_size, default_part=1.0 if has_rope else 0.8)
     frame = part.number("frame_ms", 5.0)
     return {
         "vocabulary_size": config.integer("vocab_size", 32768),
@@ -150,14 +151,6 @@ def _head_width(config: Config, dim: int, heads: int) -> int:
     if dim % heads:
         config.refuse("num_attention_heads", heads, f"a divisor of hidden_size ({dim})")
     return dim // heads
-
-
-def _with_part(config: Config) -> Config:
-    """The configuration with the default part of a head that is rotated."""
-    fields = dict(config.fields)
-    if fields.get("rope_parameters") is None and fields.get("rope_scaling") is None:
-        fields = {"partial_rotary_factor": 0.8, **fields}
-    return Config.of(config.file, fields)
 
 
 def _windows(config: Config, layers: int) -> list[tuple[int, int]]:

@@ -12,8 +12,8 @@ from keras_tfm.runtime.tasks.text import answers
 class Listener:
     """Hears audio as it comes; returned by `Model.listen`.
 
-    The encoder reads each piece once, and its features are kept. Each text is written anew by the
-    decoder from all features so far, so an early text may change when more is heard.
+    The encoder reads each piece once, and its features are kept. When there are new ones, the
+    decoder writes the text anew from all features so far, so an early text may change.
 
     Args:
         file: `LoadedFile` of two models: an encoder with the signature "stream", and a decoder
@@ -73,7 +73,7 @@ class Listener:
                 f"{file.path}: the decoder must read features (B, S, {width}), got {sources}"
             )
         ((self._source, shape),) = sources.items()
-        self._longest = shape[1]
+        self._longest, self._text = shape[1], ""
 
     def append(self, audio: npt.ArrayLike) -> str:
         """Hears the next samples; the text so far, "" as long as no feature is final.
@@ -97,15 +97,16 @@ class Listener:
         return self._heard(self._stream.finish())
 
     def _heard(self, found: dict[str, np.ndarray]) -> str:
-        self.features = np.concatenate([self.features, found[self._output]])
+        new = found[self._output]
+        if not len(new):
+            return self._text
+        self.features = np.concatenate([self.features, new])
         count = len(self.features)
         if count > self._longest:
             raise ValueError(
                 f"the decoder takes at most {self._longest} features, got {count}: begin another "
                 "listener at a pause"
             )
-        if not count:
-            return ""
         padded = np.pad(self.features, ((0, self._longest - count), (0, 0)))
-        (text,) = answers(self._decoder, {self._source: padded[np.newaxis]})
-        return text
+        (self._text,) = answers(self._decoder, {self._source: padded[np.newaxis]})
+        return self._text

@@ -5,8 +5,8 @@
 
 import * as Comlink from "comlink";
 
-import { AudioError } from "./audio.js";
-import { PictureError } from "./image_processor.js";
+import { AudioError, decodedUnlessWav } from "./audio.js";
+import { drawable, PictureError } from "./image_processor.js";
 import { Model, ModelError, ModelGroup, sampler, Session, TextError } from "./model.js";
 
 const ERRORS = { AudioError, ModelError, PictureError, RangeError, TextError };
@@ -94,16 +94,57 @@ Comlink.transferHandlers.set("model", {
   },
 });
 
+/** Of a session: what each call changes. */
+const CHANGING = ["tokens", "remaining"];
+
 /** An object with the facts, whose other properties are calls, or promises of what changes. */
 function remoteObject(remote, facts) {
   return new Proxy(facts, {
     get: (_, name) => {
       if (name in facts) return facts[name];
       if (name === "then" || typeof name !== "string") return undefined; // it is no promise itself
-      if (name === "tokens" || name === "remaining") return remote[name];
+      if (CHANGING.includes(name)) return remote[name];
       if (!name.startsWith("stream")) return async (...given) => remote[name](...(await sendable(given, facts)));
       return async function* (...given) {
         yield* await remote[name](...(await sendable(given, facts)));
+      };
+    },
+  });
+}
+
+/**
+ * A remote model or session whose calls fail, instead of waiting for ever, when its worker has ended.
+ *
+ * @param {object} object - as `remoteObject` makes it.
+ * @param {Promise<never>} ended - is rejected at the end of the worker.
+ * @param {Record<string, unknown>} [own] - properties that replace its own.
+ */
+export function untilEnd(object, ended, own = {}) {
+  const first = (promise) => Promise.race([promise, ended]);
+  return new Proxy(object, {
+    get: (_, name) => {
+      if (Object.hasOwn(own, name)) return own[name];
+      const value = object[name];
+      if (CHANGING.includes(name)) return first(value);
+      if (name === "models" && value) {
+        return Object.fromEntries(Object.entries(value).map(([key, x]) => [key, untilEnd(x, ended)]));
+      }
+      if (!isFunction(value)) return value;
+      if (!name.startsWith("stream")) {
+        const made = (x) => (["session", "fork"].includes(name) ? untilEnd(x, ended) : x);
+        return (...given) => first(value(...given).then(made));
+      }
+      return async function* (...given) {
+        const values = value(...given);
+        try {
+          for (;;) {
+            const { done, value: one } = await first(values.next());
+            if (done) return;
+            yield one;
+          }
+        } finally {
+          values.return(); // not awaited: of an ended worker it never returns
+        }
       };
     },
   });
@@ -114,9 +155,7 @@ function remoteObject(remote, facts) {
 const ELEMENTS = ["HTMLImageElement", "HTMLVideoElement", "HTMLCanvasElement"];
 const isElement = (x) => ELEMENTS.some((kind) => globalThis[kind] && x instanceof globalThis[kind]);
 
-async function sendable(given, { sampleRate }) {
-  const { decodedUnlessWav } = await import("./audio.js");
-  const { drawable } = await import("./image_processor.js");
+function sendable(given, { sampleRate }) {
   const sent = given.map((x) => {
     if (isElement(x)) return drawable(x).then((found) => (isElement(found) ? createImageBitmap(found) : found));
     return sampleRate && x instanceof Blob ? decodedUnlessWav(x, sampleRate) : x;

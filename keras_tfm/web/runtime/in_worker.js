@@ -2,13 +2,14 @@
 
 import * as Comlink from "comlink";
 
-import "./crossing.js";
+import { untilEnd } from "./crossing.js";
 import { ModelError, wasmFolder } from "./model.js";
 
 /**
  * As `loadModel`, with the model in a new worker. What the model returns at once in a page is a promise
  * here: `await model.encode(text)`, `await model.session()`, `await session.tokens`; `for await` reads
- * streams as before. A sampler with a seed begins anew in each call. `model.delete()` ends the worker.
+ * streams as before. A sampler with a seed begins anew in each call. `model.delete()` ends the worker,
+ * and calls that it has not answered fail.
  *
  * @template {import("./model.js").Model | import("./model.js").ModelGroup} [T=import("./model.js").Model]
  * @param {string | URL | Uint8Array} source - as in `loadModel`.
@@ -23,18 +24,27 @@ import { ModelError, wasmFolder } from "./model.js";
  */
 export async function loadModelInWorker(source, { worker = newWorker(), wasm, ...options } = {}) {
   const absolute = (address) => new URL(address, document.baseURI).href;
-  const failure = new Promise((_, reject) => {
-    worker.addEventListener("error", (event) => {
-      const reason = event.message || "its script dist/worker.js is not there";
-      reject(new ModelError(`The worker did not start: ${reason}`));
-    });
+  let end;
+  const ended = new Promise((_, reject) => {
+    end = (reason) => reject(new ModelError(reason));
+  });
+  ended.catch(() => {}); // it need not be awaited
+  let isLoaded = false;
+  worker.addEventListener("error", ({ message }) => {
+    const reason = message || "its script dist/worker.js is not there";
+    end(isLoaded ? `The worker failed: ${message}` : `The worker did not start: ${reason}`);
   });
   try {
     const folder = wasm === undefined ? wasmFolder() : absolute(wasm);
     const file = source instanceof Uint8Array ? source : absolute(source);
     const loading = Comlink.wrap(worker).loadModel(file, { ...options, wasm: folder });
-    const model = await Promise.race([loading, failure]);
-    return endingWith(model, worker);
+    const model = await Promise.race([loading, ended]);
+    isLoaded = true;
+    const remove = async () => {
+      worker.terminate();
+      end("The model was deleted.");
+    };
+    return untilEnd(model, ended, { delete: remove });
   } catch (error) {
     worker.terminate();
     throw error;
@@ -42,12 +52,6 @@ export async function loadModelInWorker(source, { worker = newWorker(), wasm, ..
 }
 
 const newWorker = () => new Worker(new URL("./dist/worker.js", import.meta.url));
-
-/** The model, whose `delete` ends its worker, which frees all memory. */
-function endingWith(model, worker) {
-  const end = async () => worker.terminate();
-  return new Proxy(model, { get: (target, name) => (name === "delete" ? end : target[name]) });
-}
 
 /**
  * A model or session in a worker: its methods return promises, streams stay streams, and what a session
