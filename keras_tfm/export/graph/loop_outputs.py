@@ -30,13 +30,13 @@ class _Copies(GraphEditor):
             if self._kind(operator) not in _LOOPS:
                 continue
             results = [int(x) for x in operator.outputs]
-            operator.outputs = [self._made(x) if x in outputs else x for x in results]
+            operator.outputs = [self._copy_of(x) if x in outputs else x for x in results]
             for made, result in zip(operator.outputs, results, strict=True):
                 if made != result:
                     self._operators.append(self._reshape(made, self._shape(result), result))
         self._graph.operators = self._operators
 
-    def _made(self, result: int) -> int:
+    def _copy_of(self, result: int) -> int:
         """A tensor like an output, for the loop to make."""
         made = self._tensor(self._shape(result), self._dtype(result))
         self._graph.tensors[made].quantization = self._graph.tensors[result].quantization
