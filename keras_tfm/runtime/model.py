@@ -18,7 +18,7 @@ from keras_tfm.runtime.media.decoded_picture import Picture
 from keras_tfm.runtime.media.image_processor import ImageProcessor, Pictures
 from keras_tfm.runtime.tasks import drawing, embedding, pictures, speech, text
 from keras_tfm.runtime.tasks.drawing import Drawing
-from keras_tfm.runtime.tasks.listener import Listener
+from keras_tfm.runtime.tasks.listener import Listener, listener_of
 from keras_tfm.runtime.tasks.pictures import Detection, PicturesByInput
 from keras_tfm.runtime.tasks.session import Session
 from keras_tfm.runtime.tasks.source_stream import FileStream
@@ -529,10 +529,19 @@ class Model:
         print(listener.finish())
         ```
 
+        Or it holds one model of audio with CTC and the signature "stream", whose outputs are scores
+        of V labels, of which the first is the blank, "". Its text only grows:
+
+        ```python
+        export_tflite(
+            model, "live.tflite", ["stream"], piece_length=1280, labels=["", "yes", "no"]
+        )
+        ```
+
         Raises:
             ValueError: the file has no such models, or features of another width.
         """
-        return Listener(self.file)
+        return listener_of(self.file)
 
     @property
     def sample_rates(self) -> dict[str, int]:

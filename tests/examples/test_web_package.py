@@ -1,6 +1,7 @@
 """The npm package of keras_tfm/web/runtime, installed: in Chromium, Node.js and TypeScript."""
 
 import json
+import lzma
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import small_pictures
+from small_listeners import ctc_file, live_file
 from small_tokenizers import byte_pairs
 from small_writers import END, ids, story
 from web_pages import WEB, need_browser, run_in_browser
@@ -21,6 +23,7 @@ from keras_tfm.web.npm_packages import PACKAGES
 Image = pytest.importorskip("PIL.Image")
 pytestmark = pytest.mark.browser
 PACKAGE = Path(runtime.__file__).parents[1] / "web/runtime"
+GOLDEN = Path(__file__).parents[1] / "golden/format_4.tflite.xz"
 COUNT = 20  # tokens of a session's answer
 PAGE = """<!doctype html>
 <html lang="en">
@@ -53,11 +56,18 @@ const group = await loadModel<ModelGroup>(new URL("clip.tflite", "https://exampl
 const vector: Float32Array = await group.models.text.embedText("a", { dimensions: 3 });
 const here = await loadModel("chat.tflite");
 const same: number[] = here.encode("two");
+const source = here.openStream();
+const { output } = await source.append(new Float32Array(3));
+const rows: number = output[0].length + source.positions + source.widths.output;
+const listener = await model.listen();
+const heard: string = await listener.append([0.5]);
+const far: number = await listener.positions;
 // @ts-expect-error: a call that there is not
 here.compile();
 // @ts-expect-error: an address is no number
 await loadModel(3);
-export default [labels, ids, text, tokens, sofar, milliseconds, vector, same, ModelError];
+const more = [rows, heard, far];
+export default [more, labels, ids, text, tokens, sofar, milliseconds, vector, same, ModelError];
 """
 
 
@@ -84,6 +94,9 @@ def site(tmp_path_factory):
     small_pictures.export_pictures(
         small_pictures.classifier(), folder / "pictures.tflite", resize=40
     )
+    (folder / "pieces.tflite").write_bytes(lzma.decompress(GOLDEN.read_bytes()))
+    shutil.copyfile(live_file("float32"), folder / "live.tflite")
+    shutil.copyfile(ctc_file("float32"), folder / "ctc.tflite")
     (folder / "page.html").write_text(PAGE)
     return folder, about, source
 
@@ -125,6 +138,30 @@ def test_worker_and_node_answer_as_python_does(site):
         "pixels": {"data": rgba.ravel().tolist(), "width": 64, "height": 48},
     }
     run_in_browser("test:package", folder, expected)
+
+
+def test_sources_in_pieces_are_those_of_python(site):
+    """In a page, in a worker and in Node.js: outputs, and texts as they grow."""
+    folder, _, _ = site
+    rng, sizes = np.random.default_rng(0), [11, 3, 0, 9, 1]
+    stream = runtime.load(folder / "pieces.tflite").open_stream()
+    width = stream._expected.shape[2]
+    parts = [rng.normal(size=(n, width)).astype("float32") for n in sizes]
+    found = [stream.append(part)["output"] for part in parts] + [stream.finish()["output"]]
+    sounds = [rng.normal(scale=0.1, size=n).astype("float32") for n in (2000, 300, 5003, 0, 960)]
+    texts = {}
+    for name in ("live", "ctc"):
+        listener = runtime.load(folder / f"{name}.tflite").listen()
+        texts[name] = [listener.append(x) for x in sounds] + [listener.finish()]
+        assert len({*texts[name]}) > 1
+    expected = {
+        "parts": [part.ravel().tolist() for part in parts],
+        "outputs": [[row.tolist() for row in rows] for rows in found],
+        "facts": [stream.piece_length, stream.delay, stream.stride, width],
+        "sounds": [sound.tolist() for sound in sounds],
+        "texts": texts,
+    }
+    run_in_browser("test:pieces", folder, expected)
 
 
 def test_a_typescript_program_is_checked(site):

@@ -1,10 +1,14 @@
 """Live speech: the text of a streamed file is that of the whole pass."""
 
+import itertools
+
 import numpy as np
 import pytest
 from execution import tensorflow_only
 from keras_weights import randomize
+from manifest_lies import read_manifest, with_manifest
 from small_exports import new_path
+from small_listeners import LABELS, ctc_file, recogniser
 from small_tokenizers import WORDS, words
 
 from keras_tfm import models, runtime
@@ -108,3 +112,44 @@ def test_models_without_an_encoder_have_no_decoder():
     gpt = models.gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
     with pytest.raises(ValueError, match=r"expected an encoder-decoder model of keras_tfm\.models"):
         models.decoder(gpt)
+
+
+def test_words_of_ctc_are_the_best_path_of_the_whole_pass():
+    file, model = runtime.load(ctc_file("float32")), recogniser()
+    for clip in CLIPS:
+        best = np.array(model(clip[np.newaxis]))[0].argmax(-1)
+        kept = best[np.diff(best, prepend=0) != 0]
+        wanted = [LABELS[i] for i in kept if i]
+        listener = file.listen()
+        texts = [listener.append(clip[i : i + 700]) for i in range(0, len(clip), 700)]
+        texts.append(listener.finish())
+        assert texts[-1] == " ".join(wanted)
+        assert all(b.startswith(a) for a, b in itertools.pairwise(texts))
+    assert len({*wanted}) > 1
+    with pytest.raises(ValueError, match="audio: the stream has ended: begin another one"):
+        listener.append(clip)
+
+
+def test_letters_are_joined_as_they_are():
+    path = new_path()
+    letters = ["", " ", "a", "b", "c"]
+    model = recogniser()
+    export_tflite(model, path, ["stream"], piece_length=960, labels=letters, verify=False)
+    listener = runtime.load(path).listen()
+    listener.append(CLIPS[-1])
+    words, listener = listener.finish(), runtime.load(ctc_file("float32")).listen()
+    listener.append(CLIPS[-1])
+    names = dict(zip(LABELS, letters, strict=True))
+    assert words == "".join(names[word] for word in listener.finish().split())
+
+
+def test_labels_of_a_stream_are_counted_and_begin_with_the_blank():
+    content = runtime.load(ctc_file("float32")).content()
+    for labels, message in (
+        (LABELS[:4], r"labels must be as many as an output has classes, \[5\], got 4"),
+        (["x", *LABELS[1:]], "or a model with 'stream' and labels of CTC, of which the first is"),
+    ):
+        path = new_path()
+        path.write_bytes(with_manifest(content, {**read_manifest(content), "labels": labels}))
+        with pytest.raises(ValueError, match=message):
+            runtime.load(path).listen()

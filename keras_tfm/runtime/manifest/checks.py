@@ -505,7 +505,7 @@ def _check_encode(place: str, signature: Encode, decode: Decode) -> None:
 
 def _check_owner(place: str, owner: Manifest | Member, signatures: dict[str, Signature]) -> None:
     """The fields of a file of one model, or of one model of several."""
-    predicts = [x for x in signatures.values() if isinstance(x, Predict)]
+    predicts = [x for x in signatures.values() if isinstance(x, Predict | Stream)]
     for name, processor in owner.images.items():
         inputs = [x.inputs[name] for x in signatures.values() if name in x.inputs]
         size = [*processor.shape]
@@ -519,7 +519,9 @@ def _check_owner(place: str, owner: Manifest | Member, signatures: dict[str, Sig
             max(edges, default=0) <= most, f"{place}images.{name}.resize: at most {most}", edges
         )
     if owner.labels is not None and predicts:
-        shapes_of_outputs = {name: x.shape for name, x in predicts[0].outputs.items()}
+        first, outputs = predicts[0], predicts[0].outputs
+        results = first.results if isinstance(first, Stream) else outputs
+        shapes_of_outputs = {name: outputs[name].shape for name in results}
         check_label_count(f"{place}labels", len(owner.labels), shapes_of_outputs)
     if owner.model is not None:
         _check_head(f"{place}model.head", owner.model)

@@ -60,12 +60,30 @@ function checked(samples, rate, newRate, longest) {
         `${seconds(longest)}.`,
     );
   }
+  return notTooLoud(samples, "The recording");
+}
+
+function notTooLoud(samples, name) {
   let largest = 0;
   for (const x of samples) largest = Math.max(largest, Math.abs(x)); // NaN stays NaN
-  if (!(largest <= LOUDEST)) {
-    throw new AudioError(`The recording must have samples from -1 to 1, not ${largest}.`);
+  if (largest <= LOUDEST) return samples;
+  throw new AudioError(`${name} must have samples from -1 to 1, not ${largest}.`);
+}
+
+/**
+ * The samples of a part of a recording, any number of them.
+ *
+ * @param {ArrayLike<number>} values - from -1 to 1, or an Int16Array.
+ * @returns {Float32Array}
+ * @throws {AudioError}
+ */
+export function samplesInPiece(values) {
+  if (values instanceof Int16Array) return Float32Array.from(values, (x) => x / 2 ** 15);
+  const areFloats = [Float32Array, Float64Array, Array].some((kind) => values instanceof kind);
+  if (!areFloats || (Array.isArray(values) && !values.every((x) => typeof x === "number"))) {
+    throw new AudioError("A part of a recording must be samples from -1 to 1, or an Int16Array.");
   }
-  return samples;
+  return notTooLoud(Float32Array.from(values), "A part of a recording");
 }
 
 // --- Files -------------------------------------------------------------------------------------

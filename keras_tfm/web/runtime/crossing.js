@@ -1,13 +1,22 @@
 /**
  * What crosses between a page and its worker besides plain data, as handlers of Comlink: functions,
- * streams, models, sessions, and errors of this package. Both sides import it.
+ * streams, models, sessions, listeners, and errors of this package. Both sides import it.
  */
 
 import * as Comlink from "comlink";
 
 import { AudioError, decodedUnlessWav } from "./audio.js";
 import { drawable, PictureError } from "./image_processor.js";
-import { Model, ModelError, ModelGroup, sampler, Session, TextError } from "./model.js";
+import {
+  Listener,
+  Model,
+  ModelError,
+  ModelGroup,
+  sampler,
+  Session,
+  SourceStream,
+  TextError,
+} from "./model.js";
 
 const ERRORS = { AudioError, ModelError, PictureError, RangeError, TextError };
 
@@ -66,12 +75,15 @@ async function* valuesOf(remote) {
   }
 }
 
-// --- Models and sessions: what never changes is copied, calls are sent.
+// --- Models, and what they make: what never changes is copied, calls are sent.
 
 const COPIED = ["abilities", "manifest", "size", "length", "specialTokens", "labels", "sampleRate"];
+COPIED.push("pieceLength", "width", "delay", "stride", "widths"); // of a source in pieces
+const MADE = ["session", "fork", "openStream", "listen"]; // by these calls
 
 Comlink.transferHandlers.set("model", {
-  canHandle: (value) => [Model, ModelGroup, Session].some((kind) => value instanceof kind),
+  canHandle: (value) =>
+    [Model, ModelGroup, Session, SourceStream, Listener].some((kind) => value instanceof kind),
   serialize: (value) => {
     const [port, moved] = portTo(value);
     const names = COPIED.filter((name) => name in value);
@@ -94,8 +106,8 @@ Comlink.transferHandlers.set("model", {
   },
 });
 
-/** Of a session: what each call changes. */
-const CHANGING = ["tokens", "remaining"];
+/** Of a session or a source in pieces: what each call changes. */
+const CHANGING = ["tokens", "remaining", "positions"];
 
 /** An object with the facts, whose other properties are calls, or promises of what changes. */
 function remoteObject(remote, facts) {
@@ -104,7 +116,12 @@ function remoteObject(remote, facts) {
       if (name in facts) return facts[name];
       if (name === "then" || typeof name !== "string") return undefined; // it is no promise itself
       if (CHANGING.includes(name)) return remote[name];
-      if (!name.startsWith("stream")) return async (...given) => remote[name](...(await sendable(given, facts)));
+      if (!name.startsWith("stream")) {
+        return async (...given) => {
+          const sent = sendable(given, facts);
+          return remote[name](...(sent instanceof Promise ? await sent : sent));
+        };
+      }
       return async function* (...given) {
         yield* await remote[name](...(await sendable(given, facts)));
       };
@@ -113,7 +130,7 @@ function remoteObject(remote, facts) {
 }
 
 /**
- * A remote model or session whose calls fail, instead of waiting for ever, when its worker has ended.
+ * A remote object whose calls fail, instead of waiting for ever, when its worker has ended.
  *
  * @param {object} object - as `remoteObject` makes it.
  * @param {Promise<never>} ended - is rejected at the end of the worker.
@@ -131,7 +148,7 @@ export function untilEnd(object, ended, own = {}) {
       }
       if (!isFunction(value)) return value;
       if (!name.startsWith("stream")) {
-        const made = (x) => (["session", "fork"].includes(name) ? untilEnd(x, ended) : x);
+        const made = (x) => (MADE.includes(name) ? untilEnd(x, ended) : x);
         return (...given) => first(value(...given).then(made));
       }
       return async function* (...given) {
@@ -155,12 +172,13 @@ export function untilEnd(object, ended, own = {}) {
 const ELEMENTS = ["HTMLImageElement", "HTMLVideoElement", "HTMLCanvasElement"];
 const isElement = (x) => ELEMENTS.some((kind) => globalThis[kind] && x instanceof globalThis[kind]);
 
+/** Arguments to send; a promise only if they have to be read, so that other calls keep their order. */
 function sendable(given, { sampleRate }) {
   const sent = given.map((x) => {
     if (isElement(x)) return drawable(x).then((found) => (isElement(found) ? createImageBitmap(found) : found));
     return sampleRate && x instanceof Blob ? decodedUnlessWav(x, sampleRate) : x;
   });
-  return Promise.all(sent);
+  return sent.some((x) => x instanceof Promise) ? Promise.all(sent) : sent;
 }
 
 // --- Errors keep their class.

@@ -54,17 +54,23 @@ export async function loadModelInWorker(source, { worker = newWorker(), wasm, ..
 const newWorker = () => new Worker(new URL("./dist/worker.js", import.meta.url));
 
 /**
- * A model or session in a worker: its methods return promises, streams stay streams, and what a session
- * has so far is a promise.
+ * A session, a source in pieces, or a listener.
+ *
+ * @typedef {import("./model.js").Session | import("./model.js").SourceStream |
+ *   import("./model.js").Listener} Made
+ */
+
+/**
+ * A model in a worker, or what it makes: methods return promises, streams stay streams, and what a
+ * session or a source has so far is a promise.
  *
  * @template T
  * @typedef {{
  *   [K in keyof T]: T[K] extends (...given: infer A) => AsyncGenerator<infer Y>
  *     ? (...given: A) => AsyncGenerator<Y>
  *     : T[K] extends (...given: infer A) => infer R
- *       ? (...given: A) => Promise<Awaited<R> extends import("./model.js").Session
- *           ? InWorker<Awaited<R>> : Awaited<R>>
- *       : T extends import("./model.js").Session
+ *       ? (...given: A) => Promise<Awaited<R> extends Made ? InWorker<Awaited<R>> : Awaited<R>>
+ *       : K extends "tokens" | "remaining" | "positions"
  *         ? Promise<T[K]>
  *         : K extends "models" ? Record<string, InWorker<import("./model.js").Model>> : T[K]
  * }} InWorker

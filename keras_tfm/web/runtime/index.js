@@ -4,6 +4,7 @@
  */
 
 export {
+  Listener,
   loadModel,
   Model,
   ModelError,
@@ -12,6 +13,7 @@ export {
   sampler,
   Session,
   softmax,
+  SourceStream,
   TextError,
 } from "./model.js";
 export { loadModelInWorker } from "./in_worker.js";

@@ -21,6 +21,14 @@
  *     const listener = await loadModel("models/speech.tflite");
  *     const { text: said } = await listener.transcribe(recording); // a WAV file, or another
  *
+ *     const monitor = await loadModel("models/monitor.tflite"); // reads its source in pieces
+ *     const stream = monitor.openStream();
+ *     const { output } = await stream.append([20.5, 20.6]); // a row for each that is final
+ *
+ *     const recogniser = await loadModel("models/live.tflite");
+ *     const live = recogniser.listen();
+ *     console.log(await live.append(samples)); // the text so far
+ *
  *     const clip = await loadModel("models/clip.tflite"); // several models in one file
  *     const vector = await clip.embedText("a red bicycle"); // by clip.models.text
  *
@@ -31,7 +39,7 @@
  * One .tflite file is all there is to load: it holds the weights, the search, the tokenizers, the
  * rules for pictures and a checksum over all of that. This module needs `@litertjs/core` and
  * `@huggingface/tokenizers` in the page's import map, or from a bundler, tokenizer_check.js beside it,
- * for pictures image_processor.js and resampling.js, and for speech audio.js.
+ * for pictures image_processor.js and resampling.js, and for audio audio.js.
  */
 
 import { getGlobalLiteRt, loadAndCompile, loadLiteRt, Tensor } from "@litertjs/core";
@@ -40,7 +48,7 @@ import { Tokenizer } from "@huggingface/tokenizers";
 import { checkTokenizer } from "./tokenizer_check.js";
 
 const METADATA_NAME = "keras_tfm"; // keras_tfm/runtime/manifest/storage.py
-const FORMAT = 3; // keras_tfm/runtime/manifest/manifest.py
+const FORMAT = 4; // keras_tfm/runtime/manifest/manifest.py
 // The dtypes that LiteRT.js supports for inputs and outputs.
 const ARRAYS = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };
 const TOKENIZER_MODELS = ["WordLevel", "WordPiece", "BPE", "Unigram"];
@@ -50,6 +58,8 @@ const SAVED_VERSION = 1; // of what `Session.save` returns
 // Recurrent states cannot be rewound: those after the last steps are kept, and those at the ends of the
 // last reads, which a chat rewinds to.
 const [RECENT_STATES, END_STATES] = [4, 8];
+const UNKNOWN_END = 2 ** 31 - 2 ** 20; // keras_tfm/runtime/tasks/source_stream.py
+const BLANK = 0; // the class of CTC that is no label, as in Keras
 const INCOMPLETE = "\ufffd"; // a decoder writes it for bytes that are not, or not yet, a character
 
 /**
@@ -96,7 +106,8 @@ export async function loadModel(source, { threads = 1, wasm, onProgress = () => 
   const parts = modelsIn(manifest).map(([name, own]) => [name, own, readAbilities(own, metadata)]);
   const readsPictures = ({ predictImages, caption }) => predictImages ?? caption;
   if (parts.some(([, , abilities]) => readsPictures(abilities))) await importImages();
-  const hears = ({ transcribe, predictAudio }) => transcribe ?? predictAudio;
+  const hears = ({ transcribe, predictAudio, openStream }) =>
+    transcribe ?? predictAudio ?? openStream?.rate;
   if (parts.some(([, , abilities]) => hears(abilities))) await importAudio();
   await runtime;
   try {
@@ -155,6 +166,11 @@ async function runOnce(model) {
   if (model.abilities.includes("caption")) await model.caption(new ImageData(1, 1));
   if (model.abilities.includes("transcribe")) await model.listenOnce();
   if (model.abilities.includes("predictAudio")) await model.predictAudio(new Float32Array(1));
+  if (model.abilities.includes("openStream")) {
+    const stream = model.openStream();
+    await stream.append(new Float32Array(stream.pieceLength * stream.width));
+  }
+  if (model.abilities.includes("generateFrom")) await model.generateFrom([]);
   if (model.abilities.includes("draw")) {
     for await (const codes of model.streamCodes([1])) if (codes.length) break;
   }
@@ -172,7 +188,8 @@ export class Model {
     this.#abilities = abilities;
     /**
      * The supported calls: some of "generate", "stream", "predict", "predictImages", "detect",
-     * "caption", "transcribe", "predictAudio", "draw" (`streamCodes` and `drawCodes`) and "paint".
+     * "caption", "transcribe", "predictAudio", "openStream", "listen", "generateFrom", "draw"
+     * (`streamCodes` and `drawCodes`) and "paint".
      */
     this.abilities = Object.keys(abilities).filter((name) => !abilities[name].refusal);
     this.#main = abilities[this.abilities[0]];
@@ -181,8 +198,8 @@ export class Model {
     /** The size of the file, in bytes. */
     this.size = size;
     /**
-     * The maximum number of tokens of a text, of codes of `paint`, or of samples of speech; 0 if it
-     * reads pictures.
+     * The maximum number of tokens of a text, of codes of `paint`, of samples of speech, or of features
+     * of `generateFrom`; 0 if it reads pictures, or a source in pieces.
      */
     this.length = this.#main.length ?? 0;
     /** The source's special tokens, such as "[de]", which a text may contain. */
@@ -428,10 +445,7 @@ export class Model {
     const start = performance.now();
     const ability = this.#ability("caption");
     const { pixels, prompt } = await this.#shown(ability, source, options.prompt);
-    const tokens = await this.#captioned(ability, pixels, prompt, options.choose);
-    const written = until(ability, tokens.subarray(prompt.length));
-    const text = textOf(written, ability.target);
-    return { text, tokens, milliseconds: performance.now() - start };
+    return this.#textFor(ability, pixels, prompt, options.choose, start);
   }
 
   /**
@@ -494,9 +508,7 @@ export class Model {
     const ability = this.#ability("transcribe");
     const prompt = checkedPrompt(options.prompt, ability);
     const samples = await this.#samples(ability, source);
-    const tokens = await this.#captioned(ability, samples, prompt, options.choose);
-    const text = textOf(until(ability, tokens.subarray(prompt.length)), ability.target);
-    return { text, tokens, milliseconds: performance.now() - start };
+    return this.#textFor(ability, samples, prompt, options.choose, start);
   }
 
   /**
@@ -534,8 +546,65 @@ export class Model {
 
   /** The number of samples a second that the model hears; null if it hears nothing. */
   get sampleRate() {
-    const { transcribe, predictAudio } = this.#abilities;
-    return (transcribe ?? predictAudio)?.rate ?? null;
+    const { transcribe, predictAudio, openStream } = this.#abilities;
+    return (transcribe ?? predictAudio ?? openStream)?.rate ?? null;
+  }
+
+  /**
+   * A source that is read in pieces: audio or readings of a sensor, as they come. Any number of streams
+   * may be open at once; each keeps its own states.
+   *
+   * @returns {SourceStream}
+   */
+  openStream() {
+    return new SourceStream(this.#compiled, this.#ability("openStream"));
+  }
+
+  /**
+   * Hears audio as it comes, of a model with CTC: its labels are the classes of each output, of which the
+   * first, "", is the blank. The text only grows.
+   *
+   * @returns {Listener}
+   */
+  listen() {
+    const { output } = this.#ability("listen");
+    const spaces = this.labels.some((label) => label.includes(" "));
+    const words = [];
+    let last = BLANK;
+    const write = (rows) => {
+      for (const row of rows) {
+        const best = mostProbable(row);
+        if (best !== BLANK && best !== last) words.push(this.labels[best]);
+        last = best;
+      }
+      return words.join(spaces ? "" : " ");
+    };
+    return new Listener(this.openStream(), output, write);
+  }
+
+  /**
+   * The text that a decoder writes for features, such as those of another model's `openStream`.
+   *
+   * @param {Float32Array[]} features - at most `length`.
+   * @param {object} [options] - as in `transcribe`.
+   * @param {number[]} [options.prompt]
+   * @param {Choose} [options.choose]
+   * @returns {Promise<{text: string, tokens: Int32Array, milliseconds: number}>} as of `caption`.
+   * @throws {RangeError | TextError} too many features, or of another width; as `transcribe`.
+   */
+  async generateFrom(features, options = {}) {
+    const start = performance.now();
+    const ability = this.#ability("generateFrom");
+    const prompt = checkedPrompt(options.prompt, ability);
+    const { width, length } = ability;
+    const wrong = features.find((row) => row.length !== width);
+    if (wrong) throw new RangeError(`A feature must have ${width} numbers, not ${wrong.length}.`);
+    if (features.length > length) {
+      throw new RangeError(`The model reads at most ${length} features, not ${features.length}.`);
+    }
+    const values = new Float32Array(features.length * width);
+    features.forEach((row, i) => values.set(row, i * width));
+    return this.#textFor(ability, values, prompt, options.choose, start);
   }
 
   /** The first run, up to one token. */
@@ -558,10 +627,16 @@ export class Model {
     );
   }
 
+  async #textFor(ability, values, prompt, choose, start) {
+    const tokens = await this.#captioned(ability, values, prompt, choose);
+    const text = textOf(until(ability, tokens.subarray(prompt.length)), ability.target);
+    return { text, tokens, milliseconds: performance.now() - start };
+  }
+
   async #captioned(ability, pixels, prompt, choose) {
     const { input, wholes, stepped } = ability;
     if (wholes.length && !choose) {
-      const signature = fitting(wholes, ability.rate ? pixels.length : 0);
+      const signature = fitting(wholes, countOf(ability, pixels));
       return this.#whole({ signature, maxLength: ability.maxLength }, prompt, [input, pixels]);
     }
     if (!stepped) throw new ModelError("The file was exported without decode: leave out choose.");
@@ -574,8 +649,9 @@ export class Model {
     return tokens;
   }
 
-  #captionTokens({ stepped, input, rate }, pixels, prompt, choose) {
-    const encoder = fitting(stepped.encoders, rate ? pixels.length : 0);
+  #captionTokens(ability, pixels, prompt, choose) {
+    const { stepped, input } = ability;
+    const encoder = fitting(stepped.encoders, countOf(ability, pixels));
     const encode = () => this.#runMedia(encoder, input, pixels);
     return this.#continue(stepped, encode, prompt, choose);
   }
@@ -825,13 +901,13 @@ export class Model {
   }
 
   /**
-   * Runs a signature on the pixels of a picture or the samples of a recording, which silence follows,
-   * in all rows of the batch, and on other inputs.
+   * Runs a signature on the pixels of a picture, or on samples or features, which zeros follow, in all
+   * rows of the batch, and on other inputs.
    */
   async #runMedia({ name, batch, inputs }, input, values, others = {}) {
-    const { shape, dtype, sample_rate: rate } = inputs[input];
+    const { shape, dtype } = inputs[input];
     const size = product(shape.slice(1));
-    if (rate ? values.length > size : values.length !== size) {
+    if (dtype === "uint8" ? values.length !== size : values.length > size) {
       throw new ModelError(`The model reads ${size} values of ${input}, not ${values.length}.`);
     }
     const rows = new ARRAYS[dtype](batch * size);
@@ -890,6 +966,41 @@ export class ModelGroup {
   /** `Model.embedImage` of the only model that reads pictures. */
   async embedImage(source) {
     return this.#only("predictImages", "read pictures").embedImage(source);
+  }
+
+  /**
+   * Hears audio as it comes, of a file with an encoder that reads it in pieces and a decoder. The decoder
+   * writes the text anew from all features so far, so an early text may change.
+   *
+   * @returns {Listener}
+   */
+  listen() {
+    const encoder = this.#only("openStream", "read a source in pieces");
+    const decoder = this.#only("generateFrom", "write a text for features");
+    const output = checkedFeatures(encoder, decoder);
+    const features = [];
+    const write = async (rows) => {
+      for (const row of rows) features.push(row);
+      if (features.length <= decoder.length) return (await decoder.generateFrom(features)).text;
+      throw new RangeError(
+        `The decoder takes at most ${decoder.length} features, not ${features.length}: begin another ` +
+          "listener at a pause.",
+      );
+    };
+    return new Listener(encoder.openStream(), output, write);
+  }
+
+  /** "listen" if the file has it; what else its models do they tell themselves. */
+  get abilities() {
+    const does = (ability) => (model) => model.abilities.includes(ability);
+    const found = ["openStream", "generateFrom"].map((x) => Object.values(this.models).filter(does(x)));
+    return found.every(({ length }) => length === 1) ? ["listen"] : [];
+  }
+
+  /** The sample rate of the only model that hears; null if none does. */
+  get sampleRate() {
+    const rates = Object.values(this.models).map(({ sampleRate }) => sampleRate);
+    return rates.find((rate) => rate !== null) ?? null;
   }
 
   /**
@@ -990,6 +1101,16 @@ function promptText({ prompts, default_prompt: usual }, name) {
   if (Object.hasOwn(known, chosen) && isText(known[chosen])) return known[chosen];
   const names = Object.keys(known).join(", ");
   throw new ModelError(`The file has no prompt ${shown(chosen)}: it has [${names}].`);
+}
+
+/** The name of the encoder's features, after they were compared with what the decoder reads. */
+function checkedFeatures(encoder, decoder) {
+  const { widths } = encoder.openStream();
+  const [[output, width], ...others] = Object.entries(widths);
+  const [{ inputs }] = Object.values(decoder.manifest.signatures);
+  const wanted = Object.values(inputs).find(({ shape }) => shape.length === 3)?.shape[2];
+  if (!others.length && width === wanted) return output;
+  throw new ModelError(`The decoder must read features of width ${width}, but reads ${wanted}.`);
 }
 
 // --- The decoding loop -------------------------------------------------------------------------
@@ -1671,6 +1792,234 @@ function checkedToken(token, logits) {
   return token;
 }
 
+// --- Sources in pieces -------------------------------------------------------------------------
+
+/**
+ * A source that is read in pieces of a fixed length, of which values may come in any number; made by
+ * `Model.openStream`. keras_tfm/runtime/tasks/source_stream.py is the same in Python.
+ *
+ *     const stream = model.openStream();
+ *     for await (const samples of microphone) show(await stream.append(samples));
+ *     show(await stream.finish());
+ *
+ * Calls may overlap: they are answered in their order. After a run that failed the stream cannot go on.
+ */
+export class SourceStream {
+  #compiled;
+  #ability;
+  #states;
+  #waiting; // values of an incomplete piece
+  #position = 0; // of what is waiting, in the source
+  #end = null;
+  #turn = Promise.resolve();
+
+  constructor(compiled, ability) {
+    const { signature, states, input, delay, stride, width } = ability;
+    const { inputs } = signature;
+    this.#compiled = compiled;
+    this.#ability = ability;
+    const zeros = states.map((key) => [key, arrayFor(inputs[key])]);
+    this.#states = Object.fromEntries(zeros);
+    this.#waiting = new ARRAYS[inputs[input].dtype]();
+    /** The number of positions of the source in a piece. */
+    this.pieceLength = inputs[input].shape[1];
+    /** The number of values of a position of the source, 1 for audio. */
+    this.width = width;
+    /** The number of positions of the source by which outputs are late. */
+    this.delay = delay;
+    /** The number of positions of the source for one of the outputs. */
+    this.stride = stride;
+    const size = (name) => product(signature.outputs[name].shape.slice(2));
+    /** The number of values in a row of each output, by name. */
+    this.widths = Object.fromEntries(ability.results.map((name) => [name, size(name)]));
+  }
+
+  /** The number of positions of the source so far. */
+  get positions() {
+    return this.#end ?? this.#position + this.#waiting.length / this.width;
+  }
+
+  /**
+   * Reads the next values of the source.
+   *
+   * @param {ArrayLike<number>} values - any number of positions, one after the other; of audio samples
+   *   from -1 to 1 at the `sampleRate` of the model, or an Int16Array.
+   * @returns {Promise<Record<string, (Float32Array | Int32Array | Uint8Array)[]>>} the outputs that have
+   *   become final, by name, a row for each position, behind those of earlier calls.
+   * @throws {RangeError} values of another kind or number.
+   * @throws {AudioError} samples that are none.
+   * @throws {ModelError} the stream has ended, or is too long.
+   */
+  async append(values) {
+    const { input, rate, signature } = this.#ability;
+    this.#checkOpen();
+    const found = rate
+      ? audio.samplesInPiece(values)
+      : valuesOfSource(input, values, signature.inputs[input], this.width);
+    const reach = this.positions + found.length / this.width + this.delay + this.pieceLength;
+    if (reach >= UNKNOWN_END) {
+      throw new ModelError(`${input}: a stream has at most ${UNKNOWN_END} positions: end it.`);
+    }
+    this.#wait(found);
+    return this.#read(UNKNOWN_END);
+  }
+
+  /**
+   * Ends the source.
+   *
+   * @returns {ReturnType<SourceStream["append"]>} the outputs that waited for later values.
+   * @throws {ModelError} the stream has ended, or has got no values.
+   */
+  async finish() {
+    this.#checkOpen();
+    const { input } = this.#ability;
+    if (!this.positions) throw new ModelError(`${input}: a stream that ends must have got values.`);
+    this.#end = this.positions;
+    const count = Math.ceil((this.#end + this.delay - this.#position) / this.pieceLength);
+    const missing = count * this.pieceLength * this.width - this.#waiting.length;
+    this.#wait(new this.#waiting.constructor(missing));
+    return this.#read(this.#end);
+  }
+
+  #checkOpen() {
+    if (this.#end === null) return;
+    throw new ModelError(`${this.#ability.input}: the stream has ended: begin another one.`);
+  }
+
+  #wait(values) {
+    const both = new this.#waiting.constructor(this.#waiting.length + values.length);
+    both.set(this.#waiting);
+    both.set(values, this.#waiting.length);
+    this.#waiting = both;
+  }
+
+  /** Runs all complete pieces, after those of earlier calls. */
+  #read(end) {
+    const size = this.pieceLength * this.width;
+    const pieces = [];
+    for (; this.#waiting.length >= size; this.#position += this.pieceLength) {
+      pieces.push([this.#position, this.#waiting.slice(0, size)]);
+      this.#waiting = this.#waiting.subarray(size);
+    }
+    this.#turn = this.#turn.then(async () => {
+      const rows = Object.fromEntries(this.#ability.results.map((name) => [name, []]));
+      for (const [position, piece] of pieces) await this.#run(piece, position, end, rows);
+      return rows;
+    });
+    this.#turn.catch(() => {}); // the caller and later calls get the error
+    return this.#turn;
+  }
+
+  /** Adds the rows that a piece makes final. */
+  async #run(piece, position, end, rows) {
+    const { signature, input, positionName, endName, states, final } = this.#ability;
+    const { name, inputs, outputs } = signature;
+    const given = {
+      [input]: new Tensor(piece, inputs[input].shape),
+      [positionName]: filled(inputs[positionName], position),
+      [endName]: filled(inputs[endName], end),
+    };
+    for (const key of states) given[key] = new Tensor(this.#states[key], inputs[key].shape);
+    try {
+      const found = await this.#compiled.signatures[name].run(given);
+      try {
+        this.#states = Object.fromEntries(states.map((key) => [key, found[key].toTypedArray()]));
+        const [first, last] = found[final].toTypedArray();
+        for (const key of Object.keys(rows)) {
+          const [values, width] = [found[key].toTypedArray(), this.widths[key]];
+          const count = Math.min(last, outputs[key].shape[1]);
+          for (let i = first; i < count; i++) rows[key].push(values.slice(i * width, (i + 1) * width));
+        }
+      } finally {
+        free(found);
+      }
+    } finally {
+      free(given);
+    }
+  }
+}
+
+/**
+ * Hears audio as it comes; made by `listen` of a model or of a file of several.
+ *
+ *     const listener = model.listen();
+ *     for await (const samples of microphone) show(await listener.append(samples));
+ *     show(await listener.finish());
+ *
+ * Calls may overlap: they are answered in their order.
+ */
+export class Listener {
+  #stream;
+  #output;
+  #write;
+  #text = "";
+  #turn = Promise.resolve();
+
+  constructor(stream, output, write) {
+    this.#stream = stream;
+    this.#output = output;
+    this.#write = write; // the text after further rows
+  }
+
+  /** The number of samples so far. */
+  get positions() {
+    return this.#stream.positions;
+  }
+
+  /**
+   * Hears the next samples.
+   *
+   * @param {ArrayLike<number>} samples - as in `SourceStream.append`.
+   * @returns {Promise<string>} the text of all that was heard so far.
+   * @throws {AudioError | ModelError} as `SourceStream.append`.
+   * @throws {RangeError} there are more features than the decoder takes.
+   */
+  async append(samples) {
+    return this.#heard(this.#stream.append(samples));
+  }
+
+  /**
+   * Ends the audio.
+   *
+   * @returns {Promise<string>} the text of all of it.
+   * @throws {ModelError} the audio has ended, or there was none.
+   */
+  async finish() {
+    return this.#heard(this.#stream.finish());
+  }
+
+  #heard(reading) {
+    const before = this.#turn;
+    const heard = reading.then(async (found) => {
+      await before;
+      const rows = found[this.#output];
+      if (rows.length) this.#text = await this.#write(rows);
+      return this.#text;
+    });
+    this.#turn = heard.catch(() => {});
+    return heard;
+  }
+}
+
+/** Values of a source that is no audio, in the dtype of the file. */
+function valuesOfSource(name, values, { dtype, vocabulary_size: size }, width) {
+  const whole = dtype !== "float32";
+  const most = size ?? { int32: 2 ** 31, uint8: 256 }[dtype];
+  const least = size === undefined && dtype === "int32" ? -(2 ** 31) : 0;
+  const isList = Array.isArray(values) || (ArrayBuffer.isView(values) && values.length !== undefined);
+  if (!isList) throw new RangeError(`${name} must be a list of numbers, not ${shown(values)}.`);
+  if (values.length % width) {
+    throw new RangeError(`${name} must have ${width} numbers for each position, not ${values.length} in all.`);
+  }
+  const fits = (x) => typeof x === "number" && (!whole || (Number.isInteger(x) && x >= least && x < most));
+  for (let i = 0; i < values.length; i++) {
+    if (fits(values[i])) continue;
+    const wanted = whole ? `integers in ${least}..${most - 1}` : "numbers";
+    throw new RangeError(`${name} must be ${wanted}, not ${shown(values[i])}.`);
+  }
+  return ARRAYS[dtype].from(values);
+}
+
 // --- Text --------------------------------------------------------------------------------------
 
 /** The tokens of a text, as one of the abilities reads it. */
@@ -1914,8 +2263,17 @@ function fitting(signatures, count) {
   throw new TextError(`The model reads at most ${most} tokens, not ${count}.`);
 }
 
-function filled({ shape, dtype }, value) {
-  return new Tensor(new ARRAYS[dtype](product(shape)).fill(value), shape);
+/** How many samples or features a row of values has; 0 of a picture. */
+function countOf({ width }, values) {
+  return width ? values.length / width : 0;
+}
+
+function arrayFor({ shape, dtype }) {
+  return new ARRAYS[dtype](product(shape));
+}
+
+function filled(spec, value) {
+  return new Tensor(arrayFor(spec).fill(value), spec.shape);
 }
 
 function empty(names, { inputs }) {
@@ -2056,7 +2414,7 @@ async function importAudio() {
   try {
     audio ??= await import("./audio.js");
   } catch (error) {
-    throw new ModelError(`Speech needs audio.js beside model.js: ${error.message}`);
+    throw new ModelError(`Audio needs audio.js beside model.js: ${error.message}`);
   }
 }
 
@@ -2220,7 +2578,8 @@ Object.assign(WRITING, { prompt: optional(isText), default_prompt: optional(isId
 const isNames = (x) => Array.isArray(x) && x.every(isText);
 const STEPS = { ...WRITING, capacity: isCount, transposed: optional(isNames), states: optional(isNames) };
 Object.assign(STEPS, { prefix: optional((x) => isCount(x) && x > 0) });
-const SETTINGS = { generate: WRITING, decode: STEPS };
+const PIECES = { states: isNames, final: isText, delay: isCount, stride: (x) => isCount(x) && x > 0 };
+const SETTINGS = { generate: WRITING, decode: STEPS, stream: PIECES };
 
 function checkFormat(manifest) {
   const format = manifest?.format;
@@ -2267,7 +2626,8 @@ function checkFields(manifest) {
         check(`${place}.${kind}.${key}`, tensor, fields);
       }
     }
-    const needed = { generate: ["tokens"], decode: ["logits"] }[signature.role] ?? [];
+    const { role, final } = signature;
+    const needed = { generate: ["tokens"], decode: ["logits"], stream: [final] }[role] ?? [];
     check(`${place}.outputs`, signature.outputs, Object.fromEntries(needed.map((x) => [x, isObject])));
     if (signature.role === "decode") {
       const { target, inputs } = signature;
@@ -2287,7 +2647,9 @@ function shown(value) {
 
 const ROLES = { predict: ["input"], encode: ["input"], generate: ["input", "padding"] };
 Object.assign(ROLES, { prefill: ["input", "position", "count", "cache", "encoded"] });
-ROLES.decode = ROLES.prefill;
+Object.assign(ROLES, { decode: ROLES.prefill, stream: ["input", "position", "end", "cache"] });
+const NUMBERS = ["position", "count", "end"]; // one for all rows
+const LARGEST_REACH = 2 ** 19; // positions of a piece and the delay
 const IDS = 2 ** 31; // in 32 bits
 const LARGEST_RESIZE = 4096;
 const LARGEST_RATE = 1e6; // samples a second
@@ -2313,6 +2675,7 @@ function checkTensors(owner, { signatures, images = {}, labels }) {
   const ofRole = (role) => all.filter(([, x]) => x.role === role);
   for (const [place, x] of all) checkInputs(place, x);
   for (const [place, x] of ofRole("generate")) checkGenerate(place, x);
+  for (const [place, x] of ofRole("stream")) checkStream(place, x);
   const steps = [...ofRole("decode"), ...ofRole("prefill")];
   if (steps.length) checkDecoders(owner, ofRole("decode"));
   const [[, decode] = []] = steps;
@@ -2323,8 +2686,9 @@ function checkTensors(owner, { signatures, images = {}, labels }) {
     const inputs = Object.values(signatures).flatMap(({ inputs }) => inputs[name] ?? []);
     checkRules(`${owner}images.${name}`, rules, inputs);
   }
-  const [[, { outputs } = {}] = []] = ofRole("predict");
-  if (labels && outputs) {
+  const [[, predicts] = []] = [...ofRole("predict"), ...ofRole("stream")];
+  if (labels && predicts) {
+    const outputs = Object.fromEntries(resultsOf(predicts).map((name) => [name, predicts.outputs[name]]));
     const last = ({ shape }) => shape.at(-1);
     const isDetector = outputs.logits && outputs.boxes; // its last class is "no object"
     const sizes = isDetector ? [last(outputs.logits) - 1] : Object.values(outputs).map(last);
@@ -2354,7 +2718,7 @@ function checkInputs(place, { role, inputs }) {
     need(input.padding === undefined || pad_id !== undefined, `${at}.padding`, input.padding);
     need(end_id === undefined || (pad_id !== undefined && end_id < size), `${at}.end_id`, end_id);
   }
-  const batched = Object.values(inputs).filter(({ kind }) => kind !== "position");
+  const batched = Object.values(inputs).filter(({ kind }) => !NUMBERS.includes(kind));
   need(new Set(batched.map(({ shape }) => shape[0])).size === 1, `${place} has one batch size`);
 }
 
@@ -2385,6 +2749,41 @@ function checkGenerate(place, signature) {
   need(own?.pad_id !== undefined && own.kind === "input", `${place}.inputs.${prompt}`, own);
   need([default_prompt].flat().length <= own.shape[1], `${place}.default_prompt`, default_prompt);
   return checkSpecialIds(place, signature, own.vocabulary_size);
+}
+
+/** The model's outputs, of a signature "predict" or "stream". */
+function resultsOf({ outputs, final, states = [] }) {
+  return Object.keys(outputs).filter((name) => name !== final && !states.includes(name));
+}
+
+/** A signature that reads a source in pieces. */
+function checkStream(place, signature) {
+  const { inputs, outputs, states, final, delay, stride } = signature;
+  const told = (x) => shown([x?.shape, x?.dtype]);
+  for (const kind of ["input", "position", "end"]) {
+    const found = ofKind(signature, kind);
+    need(found.length === 1, `${place} needs one argument of kind ${kind}`, found.length);
+    const [[name, x]] = found;
+    const isRight = kind === "input" || told(x) === told({ shape: [1], dtype: "int32" });
+    need(isRight, `${place}.inputs.${name}`, x.shape);
+  }
+  const caches = ofKind(signature, "cache").map(([name]) => name);
+  need(same([...caches].sort(), [...states].sort()), `${place}.states`, states);
+  for (const name of states) {
+    need(told(inputs[name]) === told(outputs[name]), `${place}.outputs.${name}`, outputs[name]?.shape);
+  }
+  const isPair = told(outputs[final]) === told({ shape: [1, 2], dtype: "int32" });
+  need(isPair && !states.includes(final), `${place}.outputs.${final}`, outputs[final].shape);
+  const [[, { shape }]] = ofKind(signature, "input");
+  const [batch, length = 0] = shape;
+  need(batch === 1 && length && length % stride === 0, `${place}.stride`, stride);
+  need(delay + length < LARGEST_REACH, `${place}.delay`, delay);
+  const results = resultsOf(signature);
+  need(results.length, `${place}.outputs`, Object.keys(outputs));
+  for (const name of results) {
+    const found = outputs[name].shape;
+    need(same(found.slice(0, 2), [1, length / stride]), `${place}.outputs.${name}`, found);
+  }
 }
 
 /** The signatures "decode" of a loop on the host, which differ in their capacity alone. */
@@ -2524,6 +2923,7 @@ function readAbilities(manifest, metadata) {
   const readers = { generate: readGenerate, stream: readStream, predict: readPredict };
   Object.assign(readers, { predictImages: readImages, detect: readDetect, caption: readCaption });
   Object.assign(readers, { transcribe: readTranscribe, predictAudio: readPredictAudio });
+  Object.assign(readers, { openStream: readPieces, listen: readListen, generateFrom: readFeatures });
   Object.assign(readers, { draw: readDraw, paint: readPaint });
   const abilities = {};
   for (const [name, read] of Object.entries(readers)) {
@@ -2538,7 +2938,7 @@ function readAbilities(manifest, metadata) {
   const found = Object.values(abilities);
   if (!found.length) {
     throw new ModelError(
-      "The file has no signature that reads or writes text, or reads pictures or speech.",
+      "The file has no signature that reads or writes text, reads pictures or speech, or reads in pieces.",
     );
   }
   if (found.every(({ refusal }) => refusal)) throw found[0].refusal;
@@ -2635,7 +3035,43 @@ function readAudio({ role, inputs }, manifest, beside = []) {
   }
   const signatures = byLength(manifest, role, input);
   const { sample_rate: rate, shortest = 1 } = inputs[input];
-  return { input, signatures, rate, shortest, length: signatures.at(-1).length };
+  return { input, signatures, rate, shortest, width: 1, length: signatures.at(-1).length };
+}
+
+/** A source in pieces. */
+function readPieces({ signatures }) {
+  const [[name, signature] = []] = Object.entries(signatures).filter(([, x]) => x.role === "stream");
+  if (!signature) return null;
+  const [input, positionName, endName] = ["input", "position", "end"].map((kind) => ofKind(signature, kind)[0][0]);
+  const { states, final, delay, stride, inputs } = signature;
+  const { shape, sample_rate: rate } = inputs[input];
+  const names = { input, positionName, endName, states, final, results: resultsOf(signature) };
+  return { ...names, signature: { ...signature, name }, delay, stride, width: product(shape.slice(2)), rate };
+}
+
+/** Words of audio in pieces, as a model with CTC hears them. */
+function readListen(manifest) {
+  const pieces = readPieces(manifest);
+  if (!pieces?.rate || manifest.labels?.[BLANK] !== "") return null;
+  const [output, ...others] = pieces.results;
+  const { shape } = pieces.signature.outputs[output];
+  return others.length || shape.length !== 3 ? null : { output };
+}
+
+const areFeatures = ({ kind, dtype, shape }) => kind === "input" && dtype === "float32" && shape.length === 3;
+const ofFeatures = ({ inputs }) => Object.values(inputs).some(areFeatures);
+
+/** Text written for features. */
+function readFeatures(manifest, metadata) {
+  const writing = readWriting(manifest, metadata, ofFeatures);
+  if (!writing) return null;
+  const { role, inputs } = writing.signature;
+  const [input, ...others] = Object.keys(inputs).filter((name) => !writing.beside.includes(name));
+  if (others.length || !areFeatures(inputs[input])) {
+    throw new ModelError(`This page runs models of one sequence of features, not of ${[input, ...others].join(", ")}.`);
+  }
+  const signatures = byLength(manifest, role, input);
+  return { input, width: inputs[input].shape[2], length: signatures.at(-1).length, ...writing };
 }
 
 /**
@@ -2663,7 +3099,7 @@ function readWriting(manifest, metadata, isOf) {
     throw new ModelError("The file was exported without a start token.");
   }
   const prompts = signature ? (inputs[prompt]?.shape[1] ?? 0) : maxLength - 1;
-  const source = audioOf(signature ?? encoder);
+  const source = Object.keys((signature ?? encoder).inputs).find((key) => !beside.includes(key));
   const wholes = signature ? byLength(manifest, "generate", source) : [];
   const loops = { signature: signature ?? encoder, wholes, stepped: steps ?? null };
   const rules = { defaultPrompt, prompts, size, maxLength, placeholder };
@@ -2721,6 +3157,9 @@ function refuseOthers(manifest, signature) {
   }
   if (ofAudio(signature)) {
     throw new ModelError("The model writes text for speech: call transcribe.");
+  }
+  if (ofFeatures(signature)) {
+    throw new ModelError("The model writes text for features: call generateFrom.");
   }
   if (isArtist(manifest)) {
     throw new ModelError("The model draws: call draw of the file, or drawCodes.");

@@ -13,6 +13,7 @@ import { compileFunction } from "node:vm";
 import * as web from "./model.js";
 
 export {
+  Listener,
   Model,
   ModelError,
   ModelGroup,
@@ -20,6 +21,7 @@ export {
   sampler,
   Session,
   softmax,
+  SourceStream,
   TextError,
 } from "./model.js";
 export { AudioError } from "./audio.js";
