@@ -9,6 +9,7 @@ from keras_weights import randomize
 from small_clip import LENGTH, PROCESSOR, small_clip, tokenizer
 from small_detectors import SIZE, detector
 from small_exports import classifier_file, once_a_run, small
+from small_listeners import ctc_file, live_file
 from small_pictures import classifier
 from small_tokenizers import SOURCE_SIZE, WORDS, byte_pairs, sentence_pieces, words
 
@@ -137,5 +138,7 @@ OTHERS = {
     "captions": lambda: small_captioners.file("cross-attention"),
     "prefix": lambda: small_captioners.file("prefix", small_captioners.STEPPED),
     "drawing": small_drawing.judged_file,
+    "live": lambda: live_file("float32"),
+    "ctc": lambda: ctc_file("float32"),
 }
 KINDS = (*EXPORTS, *OTHERS)

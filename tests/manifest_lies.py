@@ -312,6 +312,8 @@ def calls(model: Any, honest: dict[str, Any], adapter: Any = None) -> Iterator[A
         yield lambda one=one: one.transcribe(SOUND)
         yield lambda one=one: one.transcribe(SOUND, 8000, prompt=[1, 3])
         yield lambda one=one: one.predict_audio(SOUND)
+        yield lambda one=one: one.listen().append(SOUND)
+        yield lambda one=one: _in_pieces(one)
         yield lambda one=one: one.draw("two", candidates=2, sampler=runtime.Sampler(seed=1))
         yield lambda one=one: one.draw(["two"], guidance=2.0, sampler=runtime.Sampler(seed=1))
     if adapter is not None:
@@ -320,6 +322,12 @@ def calls(model: Any, honest: dict[str, Any], adapter: Any = None) -> Iterator[A
 
 def _first(values: Iterator[Any], count: int = 4) -> list[Any]:
     return [x for x, _ in zip(values, range(count), strict=False)]
+
+
+def _in_pieces(model: Any) -> None:
+    stream = model.open_stream()
+    stream.append(SOUND[:1000])
+    stream.finish()
 
 
 def _in_session(model: Any) -> None:

@@ -57,6 +57,8 @@ FORMS = {
     "captions": "pictures",
     "prefix": "pictures",
     "drawing": "there is no form for",
+    "live": "live",
+    "ctc": "live",
 }
 
 

@@ -13,6 +13,7 @@ from keras_tfm.runtime.manifest.manifest import (
     Manifest,
     Predict,
     Signature,
+    Stream,
     of_role,
 )
 
@@ -25,6 +26,7 @@ FORMS = {
     "pictures": "Pictures",
     "pairs": "Pictures and words",
     "speech": "Speech to text",
+    "live": "Live speech",
 }
 
 
@@ -34,6 +36,13 @@ def form_of(manifest: Manifest) -> str:
     Raises:
         ValueError: no form fits the file.
     """
+    is_live = _hears_in_pieces(manifest)
+    if is_live and manifest.models and _of(manifest, Generate):
+        if any(x.tokenizers for x in manifest.models.values()):
+            return "live"
+        raise ValueError("its decoder has no tokenizer: export it with tokenizer=")
+    if is_live and manifest.labels is not None and manifest.labels[:1] == [""]:
+        return "live"
     if manifest.models:
         inputs = [x for s in _of(manifest, Predict) for x in s.inputs.values()]
         reads_both = any(x.is_pixels for x in inputs) and any(x.is_ids for x in inputs)
@@ -76,6 +85,8 @@ def _form_of_one(manifest: Manifest) -> str:
             "its generate takes prompts, which a page steps: export it with "
             "signatures=['prefill', 'decode']"
         )
+    if _hears_in_pieces(manifest):
+        raise ValueError("a page of live speech needs labels=, of which the first is the blank, ''")
     if not any(x.is_ids for x in inputs):
         raise _no_form(manifest, f"with the signatures {list(manifest.signatures)}")
     head = manifest.model.head if manifest.model else None
@@ -85,6 +96,10 @@ def _form_of_one(manifest: Manifest) -> str:
     if len(shapes) == 1 and len(shapes[0]) == 2:
         return "classify"
     raise _no_form(manifest, f"whose outputs have the shapes {shapes}")
+
+
+def _hears_in_pieces(manifest: Manifest) -> bool:
+    return any(x.is_audio for s in _of(manifest, Stream) for x in s.inputs.values())
 
 
 def _of(manifest: Manifest, role: type[AnySignature]) -> list[AnySignature]:

@@ -38,6 +38,7 @@ _OF_FORM = {
     "pairs": _PICTURES,
     "classify": (_APP / "bars.js",),
     "speech": (_APP / "bars.js", _RUNTIME / "audio.js"),
+    "live": (_RUNTIME / "audio.js", _RUNTIME / "capture.js"),
 }
 # Fetched when the model loads, not when the service worker is installed.
 _LARGE = 1_000_000
@@ -48,7 +49,7 @@ class Page(NamedTuple):
 
     Attributes:
         folder: Path.
-        form: str, the kind of page: chat, write, classify, search, pictures, pairs or speech.
+        form: str, the kind of page: chat, write, classify, search, pictures, pairs, speech or live.
         size: int, bytes of the folder.
         download: int, bytes that a browser fetches: one of the two builds of LiteRT.js.
 
@@ -87,10 +88,10 @@ def write_page(
 
     The page has a form for the file, told from its manifest: a chat, a text to continue or
     translate, a classifier, a search by meaning, pictures with classes, boxes or captions, pictures
-    and words of CLIP, or speech. It loads nothing from another host, and after the first visit
-    works without a network. The folder has the file, `model.js`, LiteRT.js and the tokenizers,
-    which npm's registry has; they are fetched once, compared with their checksums, and kept in a
-    cache.
+    and words of CLIP, speech, or speech as it comes. It loads nothing from another host, and after
+    the first visit works without a network. The folder has the file, `model.js`, LiteRT.js and the
+    tokenizers, which npm's registry has; they are fetched once, compared with their checksums, and
+    kept in a cache.
 
     Args:
         file: path of a .tflite file with text, pictures or audio as its input.

@@ -13,6 +13,23 @@ from web_pages import RUNTIME
 from keras_tfm.runtime.media.wav import read_wav, resample
 
 pytestmark = pytest.mark.skipif(not shutil.which("node"), reason="needs node")
+PARTS = """
+    import { readFileSync } from "node:fs";
+    const { resample, Resampler } = await import("./audio.js");
+    const found = JSON.parse(readFileSync(0, "utf8")).map(([samples, sizes, rate, newRate]) => {
+        const resampler = new Resampler(rate, newRate);
+        const parts = [];
+        let at = 0;
+        for (const size of sizes) {
+            parts.push(...resampler.append(Float32Array.from(samples.slice(at, at + size))));
+            at += size;
+        }
+        const early = parts.length;
+        const whole = [...resample(Float32Array.from(samples), rate, newRate)];
+        return { whole, early, parts: [...parts, ...resampler.finish()] };
+    });
+    console.log(JSON.stringify(found));
+"""
 PROGRAM = """
     import { readFileSync } from "node:fs";
     const { samplesOf } = await import("./audio.js");
@@ -26,8 +43,8 @@ PROGRAM = """
 """
 
 
-def in_node(cases):
-    arguments = ["node", "--input-type=module", "-e", PROGRAM]
+def in_node(cases, program=PROGRAM):
+    arguments = ["node", "--input-type=module", "-e", program]
     done = subprocess.run(
         arguments, cwd=RUNTIME, input=json.dumps(cases), capture_output=True, text=True
     )
@@ -91,3 +108,14 @@ def test_bad_recordings_are_refused_in_words(tmp_path):
     for found, (_, message) in zip(in_node(cases), contents.values(), strict=True):
         assert isinstance(found, str) and found.startswith("AudioError: ")
         assert re.search(message, found), found
+
+
+def test_parts_are_resampled_as_the_whole():
+    cases = []
+    for rate, new_rate in ((48000, 16000), (44100, 16000), (8000, 16000), (16000, 16000), (7, 5)):
+        sizes = [1024, 1, 0, 700, 333]
+        samples = np.random.default_rng(rate).uniform(-1, 1, sum(sizes)).astype("float32")
+        cases.append([samples.tolist(), sizes, rate, new_rate])
+    for case, found in zip(cases, in_node(cases, PARTS), strict=True):
+        assert 0.8 * len(found["whole"]) < found["early"] <= len(found["whole"])
+        np.testing.assert_allclose(found["parts"], found["whole"], atol=2e-7, err_msg=str(case[2:]))

@@ -15,6 +15,7 @@ import small_clip
 import small_pictures
 from keras_weights import randomize
 from small_exports import small, with_manifest
+from small_listeners import ctc_file, live_file
 from small_tokenizers import SOURCE_SIZE, WORDS, byte_pairs, words
 from small_writers import END, story
 from web_pages import WEB, need_browser, run_in_browser
@@ -22,6 +23,7 @@ from web_pages import WEB, need_browser, run_in_browser
 from keras_tfm import layers, models, runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.runtime import ChatTemplate
+from keras_tfm.runtime.media.wav import read_wav, resample
 from keras_tfm.web import write_page
 
 Image = pytest.importorskip("PIL.Image")
@@ -35,7 +37,7 @@ def pages(tmp_path_factory):
     need_browser()
     folder = tmp_path_factory.mktemp("pages")
     cases = {}
-    for make in (texts, searches, pictures, captions, speech, pairs):
+    for make in (texts, searches, pictures, captions, speech, live, pairs):
         for name, file, asked in make(folder):
             page = write_page(
                 file, folder / name, packages=WEB / "node_modules", title=f"{name} {HOSTILE}"
@@ -178,6 +180,23 @@ def speech(folder):
         yield name, file, asked
 
 
+def live(folder):
+    """Recordings that a listener hears whole: files of an encoder and a decoder, and of CTC."""
+    for name, file in (("listener", live_file("float32")), ("ctc", ctc_file("float32"))):
+        model, asked = runtime.load(file), []
+        for rate in (16000, 44100):
+            samples = resample(*read_wav(folder / f"{rate}.wav"), 16000)[:9000]
+            path = folder / f"{name}_{rate}.wav"
+            with wave.open(str(path), "wb") as out:
+                out.setparams((1, 2, 16000, 0, "NONE", None))
+                out.writeframes((32767 * samples.clip(-1, 1)).astype("<i2").tobytes())
+            listener = model.listen()
+            listener.append(read_wav(path)[0])
+            asked.append({"recording": str(path), "answer": listener.finish()})
+        assert any(x["answer"] for x in asked)
+        yield name, file, asked
+
+
 def pairs(folder):
     file = folder / "pairs.tflite"
     export_tflite(
@@ -218,7 +237,7 @@ def test_pages_answer_as_python_does_with_and_without_a_server(pages):
     """Also screenshots, as wide as a desk and as a phone, in the test's folder."""
     folder, cases = pages
     assert {x["form"] for x in cases.values()} == {
-        *("chat", "write", "classify", "search", "pictures", "pairs", "speech")
+        *("chat", "write", "classify", "search", "pictures", "pairs", "speech", "live")
     }
     hostile(folder)
     screenshots = os.environ.get("SCREENSHOTS") or folder

@@ -98,6 +98,12 @@ const FORMS = {
     await page.locator("#duration", { hasText: /ms/ }).waitFor();
     return page.locator("#answer").textContent();
   },
+  async live(page, { recording }) {
+    await page.locator("#duration").evaluate((x) => (x.textContent = ""));
+    await page.getByLabel("Recording").setInputFiles(recording);
+    await page.locator("#duration", { hasText: /finished/ }).waitFor();
+    return page.locator("#answer").textContent();
+  },
 };
 
 function compare(found, { answer, ranked }) {
@@ -180,6 +186,37 @@ test("the microphone is heard until it is stopped", async () => {
     await page.getByLabel("Recording").setInputFiles(join(MODELS, "0.png"));
     await page.locator("#problem:not(:empty)").waitFor();
     assert.match(await page.locator("#problem").textContent(), /^0\.png is not a recording/);
+  } finally {
+    server.stop();
+    await context.close();
+  }
+});
+
+test("the microphone is heard live", async () => {
+  const server = await serve(join(MODELS, "ctc"));
+  const context = await browser.newContext();
+  try {
+    const page = await context.newPage();
+    page.setDefaultTimeout(60000);
+    await page.goto(server.origin);
+    await page.getByRole("button", { name: "Use the microphone" }).click();
+    const button = page.getByRole("button", { name: "Stop listening", pressed: true });
+    await button.waitFor();
+    // Words come while it listens, of Chromium's beeps.
+    await page.locator("#answer:not(:empty)").waitFor();
+    const first = await page.locator("#answer").textContent();
+    await page.locator("#duration", { hasText: /^[2-9]\.\d s heard/ }).waitFor();
+    await button.click();
+    await page.locator("#duration", { hasText: /finished/ }).waitFor();
+    const whole = await page.locator("#answer").textContent();
+    assert.ok(whole.startsWith(first) && whole.length > first.length, `${first} | ${whole}`);
+    assert.equal(await page.locator("#problem").textContent(), "");
+    await page.getByRole("button", { name: "Use the microphone", pressed: false }).click();
+    await button.waitFor();
+    await page.getByLabel("Recording").setInputFiles(join(MODELS, "0.png"));
+    await page.locator("#problem:not(:empty)").waitFor();
+    assert.match(await page.locator("#problem").textContent(), /^0\.png is not a recording/);
+    assert.equal(await button.count(), 0);
   } finally {
     server.stop();
     await context.close();

@@ -47,6 +47,11 @@ async function inSession(model) {
   for (const one of [session, other, again]) one.delete();
 }
 
+async function inPieces(stream) {
+  await stream.append(recording);
+  await stream.finish();
+}
+
 /** Everything that a file may do, on small inputs. */
 function* callsOf(model) {
   for (const one of [model, ...Object.values(model.models ?? {})]) {
@@ -75,6 +80,9 @@ function* callsOf(model) {
     yield call("transcribe", recording);
     yield call("transcribe", recording, { prompt: [1], choose: sampler({ seed: 1 }) });
     yield call("predictAudio", recording);
+    yield async () => one.openStream && inPieces(one.openStream());
+    yield async () => one.listen && inPieces(one.listen());
+    yield call("generateFrom", [recording]);
     yield async () => one.streamTranscript && first(one.streamTranscript(recording));
     yield call("drawCodes", "two", { candidates: 2 });
     yield call("drawCodes", "two", { guidance: 2 });

@@ -197,6 +197,77 @@ export function resample(samples, rate, newRate) {
   return result;
 }
 
+/**
+ * `resample` of a sound that comes in parts: the same samples, each as soon as the later ones that it
+ * depends on have come.
+ */
+export class Resampler {
+  #before;
+  #after;
+  #base;
+  #width;
+  #kept = new Float32Array(); // samples from `#first` on
+  #first = 0;
+  #count = 0; // of results
+  #tables = new Map();
+
+  constructor(rate, newRate) {
+    const common = divisor(rate, newRate);
+    [this.#before, this.#after] = [rate / common, newRate / common];
+    this.#base = Math.min(this.#before, this.#after) * CUTOFF;
+    this.#width = Math.ceil((CROSSINGS * this.#before) / this.#base);
+  }
+
+  /**
+   * @param {Float32Array} samples - the next ones.
+   * @returns {Float32Array} those that follow from all so far.
+   */
+  append(samples) {
+    if (this.#before === this.#after) return samples;
+    const all = new Float32Array(this.#kept.length + samples.length);
+    all.set(this.#kept);
+    all.set(samples, this.#kept.length);
+    const end = this.#first + all.length;
+    const found = [];
+    let start = this.#start(this.#count);
+    for (; start + 2 * this.#width + 2 <= end; start = this.#start(this.#count)) {
+      const weights = this.#weights(this.#count++ % this.#after);
+      let sum = 0;
+      for (let j = Math.max(0, -start); j < weights.length; j++) {
+        sum += all[start - this.#first + j] * weights[j];
+      }
+      found.push(sum);
+    }
+    const first = Math.max(this.#first, start);
+    this.#kept = all.slice(first - this.#first);
+    this.#first = first;
+    return Float32Array.from(found);
+  }
+
+  /** The last results, as if silence followed. */
+  finish() {
+    if (this.#before === this.#after) return new Float32Array();
+    const total = Math.ceil(((this.#first + this.#kept.length) * this.#after) / this.#before);
+    const missing = total - this.#count;
+    return this.append(new Float32Array(2 * this.#width + 2)).slice(0, missing);
+  }
+
+  /** The first sample that a result needs. */
+  #start(i) {
+    return Math.floor((i * this.#before) / this.#after) - this.#width;
+  }
+
+  #weights(phase) {
+    let weights = this.#tables.get(phase);
+    if (!weights) {
+      const origin = Math.floor((phase * this.#before) / this.#after);
+      weights = weightsOf(phase / this.#after, this.#before, origin, this.#width, this.#base);
+      if ((this.#tables.size + 1) * weights.length <= TABLE) this.#tables.set(phase, weights);
+    }
+    return weights;
+  }
+}
+
 function weightsOf(time, before, origin, width, base) {
   const weights = new Float64Array(2 * width + 2);
   for (let j = 0; j < weights.length; j++) {
@@ -210,6 +281,55 @@ function weightsOf(time, before, origin, width, base) {
 
 // --- The microphone ----------------------------------------------------------------------------
 
+async function openMicrophone() {
+  if (!navigator.mediaDevices || !globalThis.MediaRecorder) {
+    throw new AudioError("Microphones need https, or 127.0.0.1.");
+  }
+  return navigator.mediaDevices.getUserMedia({ audio: true }).catch((error) => {
+    throw new AudioError(`The microphone cannot be used: ${error.message}.`);
+  });
+}
+
+/**
+ * Hears the microphone: calls back with its samples as they come. capture.js is beside this file.
+ *
+ *     const listener = model.listen();
+ *     const stop = await hear(model.sampleRate, async (samples) => show(await listener.append(samples)));
+ *
+ * @param {number} rate - samples a second.
+ * @param {(samples: Float32Array) => void} heard - is called with the next ones, from -1 to 1.
+ * @returns {Promise<() => Promise<void>>} a function that ends it, after the last samples.
+ * @throws {AudioError}
+ */
+export async function hear(rate, heard) {
+  const stream = await openMicrophone();
+  const context = new AudioContext();
+  const close = () => {
+    for (const track of stream.getTracks()) track.stop();
+    return context.close();
+  };
+  try {
+    await context.audioWorklet.addModule(new URL("./capture.js", import.meta.url));
+    const capture = new AudioWorkletNode(context, "capture", { numberOfOutputs: 0 });
+    const resampler = new Resampler(context.sampleRate, rate);
+    const give = (samples) => samples.length && heard(samples);
+    let ended;
+    const last = new Promise((resolve) => (ended = resolve));
+    capture.port.onmessage = ({ data }) => (data ? give(resampler.append(data)) : ended());
+    context.createMediaStreamSource(stream).connect(capture);
+    await context.resume();
+    return async () => {
+      capture.port.postMessage("stop");
+      await last;
+      give(resampler.finish());
+      await close();
+    };
+  } catch (error) {
+    await close();
+    throw new AudioError(`The microphone cannot be heard: ${error.message}.`);
+  }
+}
+
 /**
  * Records from the microphone.
  *
@@ -217,12 +337,7 @@ function weightsOf(time, before, origin, width, base) {
  * @throws {AudioError}
  */
 export async function record() {
-  if (!navigator.mediaDevices || !globalThis.MediaRecorder) {
-    throw new AudioError("Microphones need https, or 127.0.0.1.");
-  }
-  const stream = await navigator.mediaDevices.getUserMedia({ audio: true }).catch((error) => {
-    throw new AudioError(`The microphone cannot be used: ${error.message}.`);
-  });
+  const stream = await openMicrophone();
   const recorder = new MediaRecorder(stream);
   const parts = [];
   recorder.addEventListener("dataavailable", ({ data }) => parts.push(data));

@@ -78,7 +78,7 @@ async function* valuesOf(remote) {
 // --- Models, and what they make: what never changes is copied, calls are sent.
 
 const COPIED = ["abilities", "manifest", "size", "length", "specialTokens", "labels", "sampleRate"];
-COPIED.push("pieceLength", "width", "delay", "stride", "widths"); // of a source in pieces
+COPIED.push("pieceLength", "width", "delay", "stride", "widths", "longest"); // of a source in pieces
 const MADE = ["session", "fork", "openStream", "listen"]; // by these calls
 
 Comlink.transferHandlers.set("model", {

@@ -17,5 +17,5 @@ export {
   TextError,
 } from "./model.js";
 export { loadModelInWorker } from "./in_worker.js";
-export { AudioError } from "./audio.js";
+export { AudioError, hear } from "./audio.js";
 export { PictureError } from "./image_processor.js";

@@ -579,7 +579,7 @@ export class Model {
       }
       return words.join(spaces ? "" : " ");
     };
-    return new Listener(this.openStream(), output, write);
+    return new Listener(this.openStream(), output, write, Infinity);
   }
 
   /**
@@ -987,7 +987,8 @@ export class ModelGroup {
           "listener at a pause.",
       );
     };
-    return new Listener(encoder.openStream(), output, write);
+    const stream = encoder.openStream();
+    return new Listener(stream, output, write, decoder.length * stream.stride);
   }
 
   /** "listen" if the file has it; what else its models do they tell themselves. */
@@ -1955,10 +1956,12 @@ export class Listener {
   #text = "";
   #turn = Promise.resolve();
 
-  constructor(stream, output, write) {
+  constructor(stream, output, write, longest) {
     this.#stream = stream;
     this.#output = output;
     this.#write = write; // the text after further rows
+    /** The most samples of which it writes a text: Infinity, or as many as the decoder takes features of. */
+    this.longest = longest;
   }
 
   /** The number of samples so far. */
