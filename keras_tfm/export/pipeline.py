@@ -1,9 +1,10 @@
 """One way from the models of a file to the file: convert, rewrite, describe, write, verify."""
 
+import copy
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import keras
@@ -91,6 +92,26 @@ class Converted:
     manifest: Manifest
     entries: dict[str, bytes]
     names: dict[str, dict[str, str]]
+
+    def with_signatures(self, names: Collection[str]) -> "Converted":
+        """The file with these signatures alone; the graphs of the others are empty."""
+        model = copy.copy(self.model)
+        model.subgraphs = [*model.subgraphs]
+        kept = []
+        for signature in model.signatureDefs:
+            if signature.signatureKey.decode() in names:
+                kept.append(signature)
+                continue
+            number = signature.subgraphIndex  # other graphs may be referred to by their numbers
+            graph = model.subgraphs[number] = copy.copy(model.subgraphs[number])
+            graph.tensors = [graph.tensors[x] for x in graph.inputs]
+            graph.inputs = graph.outputs = list(range(len(graph.tensors)))
+            graph.operators = []
+        model.signatureDefs = kept
+        known = {name: self.manifest.signatures[name] for name in names}
+        own = {name: self.names[name] for name in names}
+        manifest = replace(self.manifest, signatures=known)
+        return replace(self, model=model, manifest=manifest, names=own)
 
     def save(self, path: Path) -> None:
         """Writes the file with its metadata."""

@@ -1,8 +1,10 @@
 """Files for LiteRT-LM, run by Google's runtime: its greedy text is that of full passes in Keras."""
 
 import json
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -311,6 +313,84 @@ def test_the_stock_runtime_refuses_what_the_template_cannot_write(files):
     assert json.loads(done.stdout) == ["answered twice"] * len(right) + ["refused"] * len(wrong)
 
 
+@pytest.fixture(scope="module")
+def drafted(tmp_path_factory):
+    """A model with three draft heads, and its verified file."""
+    model = models.gpt(
+        byte_pairs().get_vocab_size(), dim=12, num_layers=2, num_heads=3, intermediate_dim=17,
+        max_length=MAX_LENGTH,
+    )  # fmt: skip
+    model = randomize(models.with_draft_heads(model, 3), seed=1)
+    path = tmp_path_factory.mktemp("drafted") / "drafted.litertlm"
+    return model, export.export_litertlm(model, path, byte_pairs(), **SIZES)
+
+
+_SPECULATIVE = """
+import json, sys, litert_lm
+path, texts, count = json.load(sys.stdin)
+greedy = litert_lm.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0)
+assert litert_lm.ModelInfo(path).llm.has_speculative_decoding_support()
+with litert_lm.Engine(path, litert_lm.Backend.CPU(), cache_dir=":nocache") as engine:
+    answers = []
+    for text in texts:
+        with engine.create_session(
+            apply_prompt_template=False,
+            sampler_config=greedy,
+            max_output_tokens=count,
+            enable_speculative_decoding=True,
+        ) as session:
+            session.run_prefill([text])
+            answers.append(session.run_decode().texts[0])
+    print(json.dumps(answers))
+"""
+
+
+def drafted_greedily(model, ids, count):
+    """The tokens of speculative decoding, and the numbers of right and of all drafts."""
+
+    def outputs(row):
+        logits, heads = model(np.array([row], "int32"))
+        return np.argmax(logits[0], -1), np.argmax(heads[0], -1)
+
+    tokens, heads = outputs(ids)
+    result, drafts, right, all_drafts = [int(tokens[-1])], heads[-1].tolist(), 0, 0
+    while len(result) < count:
+        row = [*ids, *result, *drafts]
+        tokens, heads = outputs(row)
+        chosen = tokens[-len(drafts) - 1 :].tolist()
+        kept = next((i for i, x in enumerate(drafts) if x != chosen[i]), len(drafts))
+        right, all_drafts = right + kept, all_drafts + len(drafts)
+        result += chosen[: kept + 1]
+        drafts = heads[len(row) - len(drafts) - 1 + kept].tolist()
+    return result, right, all_drafts
+
+
+def test_the_stock_runtime_takes_the_drafts_of_the_heads(drafted):
+    """Its text and the share of right drafts, which it logs, are those of full passes in Keras."""
+    model, report = drafted
+    assert list(report.signatures) == ["prefill_8", "prefill_32", "decode", "verify"]
+    assert [x.signature for x in report.verification.checks[-2:]] == [
+        "LiteRT-LM",
+        "LiteRT-LM drafts",
+    ]
+    texts = [part_of(length, tokens_of("gpt")) for length in (1, 7, 8, 19, 33)]
+    expected = [drafted_greedily(model, [START, *tokens_of("gpt")(x)], 20) for x in texts]
+    assert all(END not in tokens for tokens, *_ in expected)
+    done = subprocess.run(
+        [sys.executable, "-c", _SPECULATIVE],
+        input=json.dumps([str(report.path), texts, 20]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    decode = partial(byte_pairs().decode, skip_special_tokens=False)
+    assert json.loads(done.stdout) == [decode(tokens) for tokens, *_ in expected]
+    right, drafts = np.sum([rest for _, *rest in expected], axis=0)
+    assert 0.05 < right / drafts < 0.95
+    rate = float(re.search("MTP Drafter - Success rate: ([0-9.e-]+)", done.stderr)[1])
+    assert rate == pytest.approx(right / drafts, rel=1e-4)
+
+
 def test_replaces_earlier_exports_only(files, tmp_path):
     model, report = files["gpt"]
     path = tmp_path / "model.litertlm"
@@ -327,12 +407,13 @@ def test_a_file_that_differs_is_not_kept(files, tmp_path, monkeypatch):
     model, _ = files["gpt"]
     write = litertlm.write_package
 
-    def changed(path, model_path, *arguments, **options):
+    def changed(path, sections, *arguments, **options):
+        model_path = sections["PREFILL_DECODE"]
         content = flatbuffer.read(model_path.read_bytes())
         for buffer, values in flatbuffer.float_weights(content).items():
             flatbuffer.store_float(content, buffer, values[::-1].copy())
         model_path.write_bytes(flatbuffer.write(content))
-        write(path, model_path, *arguments, **options)
+        write(path, sections, *arguments, **options)
 
     monkeypatch.setattr(litertlm, "write_package", changed)
     path = tmp_path / "model.litertlm"
@@ -391,6 +472,9 @@ def test_bad_input_is_refused_in_one_line(tmp_path, monkeypatch):
     refused(
         ValueError, r"chat_template.first has the variable {{ bos_token }}", chat_template=template
     )
+    ids = keras.Input((None,), dtype="int32")
+    two = keras.Model(ids, [x := gpt()(ids), keras.layers.Reshape((-1, 30, 10))(x)])
+    refused(ValueError, r"must be drafts \(B, T, n, 300\).*got \(None, None, 30, 10\)", model=two)
     refused(TypeError, "must be generation.Greedy or Sample", strategy=Beam(2))
     refused(ValueError, r"got min_p=0\.1", strategy=Sample(min_p=0.1))
     refused(ValueError, "no processors", strategy=Greedy(processors=[SuppressTokens([3])]))

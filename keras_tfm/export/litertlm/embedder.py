@@ -15,9 +15,7 @@ Example:
 (True, False)
 """
 
-import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,9 +24,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_tfm.export.graph.composites import mark_rms_norms
+from keras_tfm.export.litertlm.lookup import check_size, convert_lookup, ids_of
 from keras_tfm.export.litertlm.package import write_embedder
 from keras_tfm.export.member import Member, store_tokenizers
-from keras_tfm.export.pipeline import ONLY, Converted, Report, convert_members, write_file
+from keras_tfm.export.pipeline import ONLY, Report, convert_members, write_file
 from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.signatures.make import full_pass, make_signatures
 from keras_tfm.export.signatures.request import Request
@@ -45,8 +44,6 @@ from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
 _PREFIX = "encoder_"
 # The input of a signature: (1, N, 1).
 _VECTORS = "embeddings"
-# float32 has all integers below.
-_LARGEST_ID = 1 << 24
 # What the engine does with a text that is too long for every signature.
 _STRATEGIES = ("TRUNCATE", "CHUNK_AND_AVERAGE")
 
@@ -104,9 +101,7 @@ def export_embedder(
     """Writes the file; the arguments are those of `export_litertlm`, checked."""
     request = Request(model, ["predict"], source_length=source_length)
     name = _tokens_of(model)
-    size = interface_of(model).inputs[name].vocabulary_size
-    if size is not None and size > _LARGEST_ID:
-        raise ValueError(f"a .litertlm file of embeddings has ids below {_LARGEST_ID}, got {size}")
+    check_size(interface_of(model).inputs[name].vocabulary_size)
     store_tokenizers(request, tokenizer, None)  # raises unless it fits the model
     form = _without_lengths(form_of(name, by_input(model, tokenizer)[name]))
     reader = form.read(f"tokenizer{form.ending}")
@@ -116,18 +111,18 @@ def export_embedder(
     member = Member(model, request, [*signatures, *encoders])
     converted = convert_members({ONLY: member}, quantized, [mark_rms_norms])
     # The file is verified by the signatures that take ids, which the engine does not know.
-    packed = _with(converted, [x.name for x in encoders])
+    packed = converted.with_signatures([x.name for x in encoders])
 
     def package(model_path: Path) -> Path:
         new = model_path.with_name("new.litertlm")
         lookup = model_path.with_name("lookup.tflite")
-        lookup.write_bytes(_lookup())
+        lookup.write_bytes(convert_lookup(1))
         write_embedder(new, model_path, lookup, form, start_id=frame.start, end_id=frame.end)
         return new
 
     def compare(new: Path, folder: Path) -> Verification:
         inside = folder / "verified.tflite"
-        _with(converted, [x.name for x in signatures]).save(inside)
+        converted.with_signatures([x.name for x in signatures]).save(inside)
         verification = verify(model, inside, None, tolerance)
         lengths = [x.inputs[name].spec.shape[1] for x in signatures]
         _compare_engine(model, new, inside, verification, reader, frame, lengths)
@@ -163,27 +158,6 @@ def _without_lengths(form: Form) -> Form:
     return form._replace(content=tokenizer.to_str().encode())
 
 
-def _with(converted: Converted, names: Sequence[str]) -> Converted:
-    """The file with these signatures alone; the graphs of the others are empty."""
-    model = copy.copy(converted.model)
-    model.subgraphs = [*model.subgraphs]
-    kept = []
-    for signature in model.signatureDefs:
-        if signature.signatureKey.decode() in names:
-            kept.append(signature)
-            continue
-        number = signature.subgraphIndex  # other graphs may be referred to by their numbers
-        graph = model.subgraphs[number] = copy.copy(model.subgraphs[number])
-        graph.tensors = [graph.tensors[x] for x in graph.inputs]
-        graph.inputs = graph.outputs = list(range(len(graph.tensors)))
-        graph.operators = []
-    model.signatureDefs = kept
-    known = {name: converted.manifest.signatures[name] for name in names}
-    own = {name: converted.names[name] for name in names}
-    manifest = replace(converted.manifest, signatures=known)
-    return replace(converted, model=model, manifest=manifest, names=own)
-
-
 def _encoder(model: keras.Model, signature: Signature) -> Signature:
     """The signature with numbers (1, N, 1) instead of ids (1, N)."""
     name = _tokens_of(model)
@@ -203,7 +177,7 @@ def _of_numbers(model: keras.Model, name: str) -> Function:
     tokens = inputs[name]
 
     def encode(given: Tensors) -> Tensors:
-        ids = tf.cast(given[_VECTORS][:, :, 0], "int32")
+        ids = ids_of(given[_VECTORS])
         places = tf.range(ids.shape[1])[tf.newaxis]
         last = tf.reduce_max(tf.where(ids != 0, places, -1), axis=-1, keepdims=True)
         is_real = places <= last
@@ -218,20 +192,6 @@ def _of_numbers(model: keras.Model, name: str) -> Function:
         return run(values)
 
     return encode
-
-
-def _lookup() -> bytes:
-    """The section EMBEDDER: an id (1, 1) -> the id as a number (1, 1, 1)."""
-
-    module = tf.Module()
-    module.embed = tf.function(
-        lambda token_ids: {_VECTORS: tf.cast(token_ids[..., tf.newaxis], "float32")},
-        input_signature=[tf.TensorSpec((1, 1), "int32", "token_ids")],
-    )
-    functions = [module.embed.get_concrete_function()]
-    converter = tf.lite.TFLiteConverter.from_concrete_functions(functions, module)
-    content: bytes = converter.convert()
-    return content
 
 
 def _compare_engine(

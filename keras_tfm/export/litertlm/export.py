@@ -1,5 +1,6 @@
 """Exports a decoder-only language model to one .litertlm file, for LiteRT-LM."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from keras_tfm.export.checkpoints import accept_checkpoints
 from keras_tfm.export.graph.composites import mark_rms_norms
 from keras_tfm.export.graph.conversion import exportable
 from keras_tfm.export.litertlm.embedder import export_embedder, is_embedder
+from keras_tfm.export.litertlm.lookup import check_size, convert_lookup
 from keras_tfm.export.litertlm.package import (
     Chat,
     chat_of,
@@ -20,7 +22,12 @@ from keras_tfm.export.litertlm.package import (
     sampler_of,
     write_package,
 )
-from keras_tfm.export.litertlm.signatures import litertlm_signatures
+from keras_tfm.export.litertlm.signatures import (
+    ACTIVATIONS,
+    convert_drafter,
+    draft_count,
+    litertlm_signatures,
+)
 from keras_tfm.export.litertlm.verification import check_runtime, verify_litertlm
 from keras_tfm.export.member import Member, store_tokenizers
 from keras_tfm.export.memory import warn_if_short
@@ -50,7 +57,8 @@ class LiteRTLMArguments(TypedDict, total=False):
 
     Attributes:
         max_length: int, maximum number of tokens of a conversation: prompts and answers. The caches
-            have more columns, for the padding of the shortest prefill.
+            have more columns, for the padding of the shortest prefill. With n draft heads the
+            runtime ends at `max_length` - n, since its last step may make as many tokens more.
         start_id: int, id of the token that the runtime puts before the first text. None (default):
             none.
         end_id: int, id of the token that ends an answer, or list of several.
@@ -109,6 +117,10 @@ def export_litertlm(
     text that it generates greedily must be that of the model, for prompts of one token, around the
     length of the shortest prefill, and near the end of the cache.
 
+    A model with draft heads, of `models.with_draft_heads`, gets a drafter, with which LiteRT-LM
+    writes several tokens a step if an app enables speculative decoding: greedily, whatever the
+    sampler. Its text must be that without drafts.
+
     A model of embeddings, ids (B, T) -> vectors (B, D), such as `models.sentence_embedding` makes,
     becomes a file for LiteRT-LM's `EmbeddingEngine`, with a signature for each `source_length`. It
     is verified with texts of one token, around each length, and longer ones, which the engine
@@ -116,11 +128,11 @@ def export_litertlm(
     as the rounding of the weights allows. The engine adds no prompt such as "query: " to a text.
 
     Args:
-        model: functional `keras.Model` with one input of ids (B, T) and logits (B, T, V), or
-            vectors (B, D). A model in mixed precision is exported in float32. Or a `CausalLM` of
-            KerasHub, the folder of a preset, or a folder of transformers or sentence-transformers:
-            what is left open of `tokenizer`, `chat_template`, lengths, `start_id` and `end_id` is
-            then theirs, as of `export_tflite`.
+        model: functional `keras.Model` with one input of ids (B, T) and logits (B, T, V), perhaps
+            with draft heads, or vectors (B, D). A model in mixed precision is exported in float32.
+            Or a `CausalLM` of KerasHub, the folder of a preset, or a folder of transformers or
+            sentence-transformers: what is left open of `tokenizer`, `chat_template`, lengths,
+            `start_id` and `end_id` is then theirs, as of `export_tflite`.
         path: str or Path, the file, which ends in ".litertlm". It is written completely or not at
             all. An earlier export is replaced.
         tokenizer: `tokenizers.Tokenizer`, `sentencepiece.SentencePieceProcessor`, the path of a
@@ -143,7 +155,8 @@ def export_litertlm(
     Returns:
         A report, as of `export_tflite`. In its verification, the row "LiteRT-LM" compares the text
         of the stock runtime: "top-1" is the share of tokens that are the model's, "max error" the
-        largest difference between its logits of the two tokens.
+        largest difference between its logits of the two tokens. With draft heads, the row
+        "LiteRT-LM drafts" has the milliseconds per token of speculative decoding.
 
     Raises:
         ValueError: the model has several inputs or cannot be stepped; an argument is out of range;
@@ -279,17 +292,31 @@ def export_litertlm(
     chat: Chat | None = None
     if chat_template is not None:
         chat = chat_of(chat_template, reader, start_id, request.end_ids)
+    drafts = draft_count(model)
+    if drafts:
+        check_size(model.outputs[0].shape[-1])
+        if max_length < drafts + 2:
+            raise ValueError(
+                f"max_length must be at least {drafts + 2} with {drafts} draft heads, whose drafts "
+                f"may follow the last token, got {max_length}"
+            )
     member = Member(model, request, litertlm_signatures(request))
     converted = convert_members({ONLY: member}, quantized, [mark_rms_norms])
     packed = _with_tokens(converted, request.target)
 
     def package(model_path: Path) -> Path:
         new = model_path.with_name("new.litertlm")
+        models = {"PREFILL_DECODE": model_path}
+        if drafts:
+            models["EMBEDDER"] = model_path.with_name("lookup.tflite")
+            models["EMBEDDER"].write_bytes(convert_lookup(drafts))
+            models["MTP_DRAFTER"] = model_path.with_name("drafter.tflite")
+            models["MTP_DRAFTER"].write_bytes(convert_drafter(request))
         write_package(
             new,
-            model_path,
+            models,
             form,
-            max_length=max_length,
+            max_length=max_length - drafts,
             start_id=start_id,
             end_ids=request.end_ids,
             sampler=sampler,
@@ -300,7 +327,7 @@ def export_litertlm(
     def compare(new: Path, folder: Path) -> Verification:
         # With the model's names of inputs, as `verify` expects them.
         model_path = folder / "verified.tflite"
-        converted.save(model_path)
+        _without_drafts(converted).save(model_path)
         return verify_litertlm(
             model, new, model_path, request, reader, chat, generation.get("tolerance")
         )
@@ -347,6 +374,20 @@ def _prefill_lengths(lengths: Sequence[int] | None, max_length: int) -> Sequence
             f"prefill_lengths must be less than max_length ({max_length}), got {list(lengths)}"
         )
     return lengths
+
+
+def _without_drafts(converted: Converted) -> Converted:
+    """The file as one without draft heads, for our runtime."""
+    names = [name for name in converted.manifest.signatures if name != "verify"]
+    result = converted.with_signatures(names)
+    kept = result.model.signatureDefs = [copy.copy(x) for x in result.model.signatureDefs]
+    for signature in kept:
+        signature.outputs = [x for x in signature.outputs if x.name != ACTIVATIONS.encode()]
+    known = {
+        name: replace(x, outputs={key: y for key, y in x.outputs.items() if key != ACTIVATIONS})
+        for name, x in result.manifest.signatures.items()
+    }
+    return replace(result, manifest=replace(result.manifest, signatures=known))
 
 
 def _with_tokens(converted: Converted, target: str) -> Converted:

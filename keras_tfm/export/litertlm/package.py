@@ -281,7 +281,7 @@ def missing_litert_lm(name: str | None) -> ModuleNotFoundError:
 
 def write_package(
     path: Path,
-    model: Path,
+    models: Mapping[str, Path],
     tokenizer: Form,
     *,
     max_length: int,
@@ -294,7 +294,7 @@ def write_package(
 
     Args:
         path: Path of the file, which does not exist yet. Files with the parts are written beside.
-        model: Path of the .tflite file.
+        models: paths of .tflite files by the name of their section's type.
         tokenizer: `Form`, a tokenizer.json or a SentencePiece model.
         max_length: int, maximum number of tokens, prompt included.
         start_id: int or None, id of the token that begins every text.
@@ -327,7 +327,7 @@ def write_package(
     _write(
         path,
         tokenizer,
-        {"PREFILL_DECODE": model},
+        models,
         lambda package, file: package.add_llm_metadata(file),
         metadata.SerializeToString(),
     )

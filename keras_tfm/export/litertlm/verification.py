@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_tfm.export.litertlm.package import Chat, missing_litert_lm
+from keras_tfm.export.litertlm.signatures import draft_count
 from keras_tfm.export.signatures.request import Request
 from keras_tfm.export.verification.checks import Check, check, top_1_gaps
 from keras_tfm.export.verification.comparison import ModelOutputs
@@ -94,6 +96,7 @@ def verify_litertlm(
             for text, ids in _prompts(request, tokenizer, _lengths(request))
         ]
     conversations = [] if chat is None else _conversations(chat)
+    drafts = draft_count(model)
     found = run_module(
         "running LiteRT-LM",
         "keras_tfm.runtime.inspection.litertlm_process",
@@ -104,6 +107,7 @@ def verify_litertlm(
                 for x in answers
             ],
             "conversations": conversations,
+            "drafts": drafts,
         },
     )
     decode = next(x for x in verification.checks if x.signature == "decode")
@@ -118,11 +122,20 @@ def verify_litertlm(
                 f"LiteRT-LM reads {x.text[:40]!r} as the ids {answer['ids'][:8]}, "
                 f"the tokenizer as {ids[:8]}"
             )
-        elif not _agree(x, answer, allowed):
-            failures.append(
-                f"LiteRT-LM continues a prompt of {len(x.ids)} tokens with "
-                f"{answer['text'][:40]!r}, expected {answer['expected'][-1][:40]!r}"
-            )
+            continue
+        texts = answer["expected"]
+        made = [("", answer["text"], texts[-1:])]
+        if drafts:
+            found_text, last = answer["drafted"], texts[-1].rstrip("\ufffd")
+            if len(x.ids) + len(x.tokens) == _longest(request) and found_text.startswith(last):
+                found_text = texts[-1]  # the last step may make more
+            made.append((" and drafts", found_text, texts[1:]))
+        failures += [
+            f"LiteRT-LM continues a prompt of {len(x.ids)} tokens{how} with {text[:40]!r}, "
+            f"expected {texts[-1][:40]!r}"
+            for how, text, wanted in made
+            if text not in wanted and not _is_close(x, text, texts, allowed)
+        ]
     for conversation, text in zip(conversations, found["conversations"], strict=True):
         assert chat is not None
         wanted = chat.prompt(**conversation)
@@ -133,9 +146,11 @@ def verify_litertlm(
             )
         elif text != wanted:
             failures.append(f"LiteRT-LM writes a conversation as {text!r}, expected {wanted!r}")
-    verification.checks.append(
-        _against_model(model, request, answers, decode, [x["ms"] for x in found["prompts"]])
-    )
+    row = _against_model(model, request, answers, decode, [x["ms"] for x in found["prompts"]])
+    verification.checks.append(row)
+    if drafts:
+        ms = float(np.median([x["drafted_ms"] for x in found["prompts"]]))
+        verification.checks.append(replace(row, signature=f"{_NAME} drafts", ms=ms))
     failures = [*verification.failures, *failures]
     if failures:
         raise VerificationError(f"the file differs from {model.name}: {failures[0]}", verification)
@@ -144,10 +159,15 @@ def verify_litertlm(
 
 def _lengths(request: Request) -> list[int]:
     """Lengths of prompts: one token, around the shortest prefill, and near the end of the cache."""
+    shortest, longest = min(request.prompt_lengths), _longest(request)
+    lengths = {1, shortest - 1, shortest, shortest + 1, shortest + 2, longest - 2}
+    return sorted(n for n in lengths if 0 < n < longest)
+
+
+def _longest(request: Request) -> int:
+    """The maximum number of tokens of a conversation in the runtime."""
     assert request.max_length is not None
-    shortest = min(request.prompt_lengths)
-    lengths = {1, shortest - 1, shortest, shortest + 1, shortest + 2, request.max_length - 2}
-    return sorted(n for n in lengths if 0 < n < request.max_length)
+    return request.max_length - draft_count(request.model)
 
 
 def _prompts(
@@ -201,22 +221,20 @@ def _answer(file: Model, request: Request, text: str, ids: list[int]) -> _Answer
         if chosen[0] in request.end_ids:
             break
         tokens.append(int(chosen[0]))
-        if len(tokens) == _TOKENS:
+        if len(tokens) == _TOKENS or len(ids) + len(tokens) == _longest(request):
             break
     return _Answer(text, ids, tokens, np.stack(logits))
 
 
-def _agree(expected: _Answer, answer: Json, allowed: float) -> bool:
-    """Whether the runtime's text is the expected one, up to a step whose best tokens are close.
+def _is_close(expected: _Answer, text: str, texts: Sequence[str], allowed: float) -> bool:
+    """Whether the runtime's text is the expected one up to a step whose best tokens are close.
 
     Args:
         expected: the answer of the signatures.
-        answer: the runtime's.
+        text: the runtime's.
+        texts: those of the first 0, 1, 2... tokens of the answer.
         allowed: the difference of logits within which either token may be chosen.
     """
-    texts, text = answer["expected"], answer["text"]
-    if text == texts[-1]:
-        return True
     same = max(n for n, x in enumerate(texts) if text.startswith(x))
     # A character may have up to four tokens, and an incomplete one is shown differently.
     steps = expected.logits[same : same + 4]

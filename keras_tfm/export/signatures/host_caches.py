@@ -1,6 +1,6 @@
 """The KV caches of a host's decoding loop, as flat arguments and results of signatures."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -181,16 +181,23 @@ class Caches:
             given: a signature's arguments, including the encoded values that the step reads.
             tokens: (B, n).
         """
-        _, shapes = self._first_step
+        return tf.nest.flatten(self.model.step(self._encoded_of(given), tokens))[0]
+
+    def step_partly(
+        self, given: Tensors, tokens: tf.Tensor
+    ) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
+        """The logits of a step, and a function for further outputs: `SteppedModel.step_partly`."""
+        return self.model.step_partly(self._encoded_of(given), tokens)
+
+    def _encoded_of(self, given: Tensors) -> Tensors:
+        """The encoded values as a step takes them: those that it does not read are zeros."""
         flat_names = {name: flat for flat, name in self.encoded.items()}
-        # The step does not read the values that are replaced by zeros.
-        encoded = {
+        return {
             name: tf.cast(given[flat_names[name]], x.dtype)
             if name in flat_names
             else tf.zeros(x.shape, x.dtype)
-            for name, x in shapes.items()
+            for name, x in self._first_step[1].items()
         }
-        return tf.nest.flatten(self.model.step(encoded, tokens))[0]
 
     def specs(self, length: int | None = None) -> dict[str, tf.TensorSpec]:
         """The specs of all entries by flat name; those that grow have `length` columns."""

@@ -17,7 +17,8 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
     Args:
         path: str, the .litertlm file.
         questions: dict. "prompts": list of dicts with the "text" of a prompt, the number of tokens
-            to generate ("count"), and the "tokens" to expect. "conversations": list of lists of
+            to generate ("count"), and the "tokens" to expect. "drafts": int, the number of draft
+            heads of the file; optional. "conversations": list of lists of
             messages, dicts with a "role" and a "content", or of dicts of "messages", "tools" and
             other variables of the chat template. Or, of a file of embeddings,
             "embeddings": list of dicts with a "text" and the "strategy" for one that is too long.
@@ -25,7 +26,8 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
     Returns:
         A dict. "prompts": for each prompt the "ids" of its text, the generated "text", the texts of
         the first 0, 1, 2... tokens that were expected ("expected"), and the milliseconds per token
-        ("ms"). "conversations": the text of each conversation in the template of the file.
+        ("ms"); with drafts also the text and the milliseconds of speculative decoding ("drafted",
+        "drafted_ms"). "conversations": the text of each conversation in the template of the file.
         "embeddings": for each text its "vector", and the milliseconds that it took ("ms").
     """
     import litert_lm
@@ -37,27 +39,37 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
     answers: dict[str, Any] = {"prompts": [], "conversations": []}
     # No cache of packed weights beside the file.
     with litert_lm.Engine(path, litert_lm.Backend.CPU(), cache_dir=":nocache") as engine:
-        for prompt in questions["prompts"]:
+        drafts = questions.get("drafts", 0)
+
+        def generate(prompt: dict[str, Any], count: int, drafted: bool) -> tuple[str, float]:
             with engine.create_session(
                 apply_prompt_template=False,
                 sampler_config=greedy,
-                max_output_tokens=prompt["count"],
+                max_output_tokens=count,
+                enable_speculative_decoding=drafted,
             ) as session:
                 session.run_prefill([prompt["text"]])
                 start = time.perf_counter()
-                text = session.run_decode().texts[0]
+                text: str = session.run_decode().texts[0]
                 seconds = time.perf_counter() - start
+            return text, 1e3 * seconds / max(1, len(prompt["tokens"]))
+
+        for prompt in questions["prompts"]:
             tokens = prompt["tokens"]
-            answers["prompts"].append(
-                {
-                    "ids": engine.tokenize(prompt["text"]),
-                    "text": text,
-                    "expected": [
-                        engine.detokenize(tokens[:n]) if n else "" for n in range(len(tokens) + 1)
-                    ],
-                    "ms": 1e3 * seconds / max(1, len(tokens)),
-                }
-            )
+            text, ms = generate(prompt, prompt["count"], drafted=False)
+            answer = {
+                "ids": engine.tokenize(prompt["text"]),
+                "text": text,
+                "expected": [
+                    engine.detokenize(tokens[:n]) if n else "" for n in range(len(tokens) + 1)
+                ],
+                "ms": ms,
+            }
+            if drafts:
+                # The last step may make as many tokens more.
+                count = max(1, prompt["count"] - drafts)
+                answer["drafted"], answer["drafted_ms"] = generate(prompt, count, drafted=True)
+            answers["prompts"].append(answer)
         for given in questions["conversations"]:
             variables = {**given} if isinstance(given, dict) else {"messages": given}
             messages, tools = variables.pop("messages"), variables.pop("tools", None)
