@@ -4,9 +4,9 @@
     python benchmarks/litertlm_drafts.py                    # two minutes
 
 A GPT of random weights, exported with three draft heads, continues a prompt in Google's runtime,
-on one thread, in turns; medians of the rounds. Of its two files, one writes the same token again
-and again, which the untrained heads guess: all drafts are right. The other has heads of random
-weights: all drafts are wrong. A trained model is between the two.
+on one thread, in turns; medians of the rounds. It writes the same token again and again, which the
+untrained heads of the first file guess: all drafts are right. Those of the second always guess
+another: all are wrong. A trained model is between the two.
 """
 
 import argparse
@@ -66,15 +66,13 @@ def drafting(dim: int, layers: int, right: bool) -> keras.Model:
         max_length=256,
     )  # fmt: skip
     table = model.get_layer("embedding").weights[0]
-    if right:  # the features are always the vector of one token
-        norm = model.get_layer("decoder_norm")
-        norm.gamma.assign(0.01 * norm.gamma)
-        norm.beta.assign(table[7])
+    norm = model.get_layer("decoder_norm")  # its outputs are always the vector of one token
+    norm.gamma.assign(0.01 * norm.gamma)
+    norm.beta.assign(table[7])
     model = models.with_draft_heads(model, HEADS)
     if not right:
-        random = np.random.default_rng(0)
-        for x in model.get_layer("draft_heads").weights:
-            x.assign(random.normal(scale=3.0, size=x.shape))
+        bias = model.get_layer("draft_heads").bias
+        bias.assign(np.random.default_rng(0).normal(scale=9.0, size=bias.shape))
     return model
 
 

@@ -1,6 +1,7 @@
 """Export: the trained model as a SavedModel or as one .tflite file."""
 
 from keras_tfm.export.graph.adapters import save_adapter
+from keras_tfm.export.litertlm.adapters import save_litertlm_adapter
 from keras_tfm.export.litertlm.export import LiteRTLMArguments, export_litertlm
 from keras_tfm.export.pipeline import Report
 from keras_tfm.export.quantization.calibration import calibrate
@@ -35,5 +36,6 @@ __all__ = [
     "export_saved_model",
     "export_tflite",
     "save_adapter",
+    "save_litertlm_adapter",
     "verify",
 ]

@@ -18,6 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from keras_tfm import cli, export, layers, models, runtime
+from keras_tfm.export.graph.adapters import adapted_layers
 from keras_tfm.export.litertlm import export as litertlm
 from keras_tfm.export.litertlm import package as litertlm_package
 from keras_tfm.generation import Beam, Greedy, Sample
@@ -389,6 +390,75 @@ def test_the_stock_runtime_takes_the_drafts_of_the_heads(drafted):
     assert 0.05 < right / drafts < 0.95
     rate = float(re.search("MTP Drafter - Success rate: ([0-9.e-]+)", done.stderr)[1])
     assert rate == pytest.approx(right / drafts, rel=1e-4)
+
+
+_ADAPTED = """
+import json, sys, litert_lm
+path, adapters, text, count = json.load(sys.stdin)
+greedy = litert_lm.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0)
+with litert_lm.Engine(path, litert_lm.Backend.CPU(), cache_dir=":nocache") as engine:
+    answers = []
+    for adapter in adapters:
+        with engine.create_session(
+            apply_prompt_template=False,
+            sampler_config=greedy,
+            max_output_tokens=count,
+            lora_config=adapter and litert_lm.LoraConfig(lora_path=adapter),
+        ) as session:
+            session.run_prefill([text])
+            answers.append(session.run_decode().texts[0])
+    print(json.dumps(answers))
+"""
+
+
+def test_adapters_have_an_effect_in_the_stock_runtime(tmp_path):
+    """One base, two adapters in files of their own, one of zeros: the tokens of Keras with each."""
+    model = llama()
+    assert models.enable_lora(model, rank=16) == 8  # of attention and of feed-forward layers
+    layers_ = adapted_layers(model).values()
+    report = export.export_litertlm(
+        model, tmp_path / "base.litertlm", byte_pairs(), **SIZES, separate_adapters=True
+    )
+    assert report.verification.checks[-1].top_1 == 1.0
+    assert not any(np.any(x.lora_kernel_b) for x in layers_)  # as before the verification
+    text, paths, expected = part_of(9, tokens_of("llama")), [], []
+    ids = [START, *tokens_of("llama")(text)]
+    for seed in (1, 2, 0):
+        random = np.random.default_rng(seed)
+        for layer in layers_:
+            for kernel in (layer.lora_kernel_a, layer.lora_kernel_b):
+                kernel.assign(random.normal(size=kernel.shape, scale=0.3 if seed else 0.0))
+        tokens = greedy(model, ids, 12)
+        expected.append(byte_pairs().decode(tokens, skip_special_tokens=False))
+        path = tmp_path / f"adapter_{seed}.tflite"
+        paths.append(str(export.save_litertlm_adapter(model, path)))
+    assert len(set(expected)) == 3
+    done = subprocess.run(
+        [sys.executable, "-c", _ADAPTED],
+        input=json.dumps([str(report.path), [None, *paths, paths[0], None], text, 12]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # Without an adapter LiteRT-LM keeps that of the session before.
+    assert json.loads(done.stdout) == [expected[2], *expected, expected[0], expected[0]]
+
+
+def test_adapters_that_the_stock_runtime_lacks_are_refused_in_one_line(tmp_path):
+    model = gpt()
+    kept = {"separate_adapters": True, "path": tmp_path / "base.litertlm"}
+    refused(ValueError, "gpt has no adapters: call models.enable_lora", model=model, **kept)
+    models.enable_lora(model, rank=3)
+    refused(ValueError, r"adapters of rank 16 or 32, got 3: call", model=model, **kept)
+    with pytest.raises(ValueError, match="rank 16 or 32, got 3"):
+        export.save_litertlm_adapter(model, tmp_path / "a.tflite")
+    with pytest.raises(ValueError, match=r"must end in \.tflite, got .*a\.npz"):
+        export.save_litertlm_adapter(model, tmp_path / "a.npz")
+    model = gpt()
+    models.enable_lora(model, rank=16)
+    drafts = models.with_draft_heads(model, 2)
+    refused(ValueError, "without draft heads, gpt has draft heads", model=drafts, **kept)
+    assert not list(tmp_path.iterdir())
 
 
 def test_replaces_earlier_exports_only(files, tmp_path):

@@ -11,8 +11,14 @@ import keras
 from keras_tfm.checkpoints.tokenizers.jinja_template import JinjaTemplate
 from keras_tfm.export import files
 from keras_tfm.export.checkpoints import accept_checkpoints
+from keras_tfm.export.graph.adapters import Placeholders, save_adapter, with_effect
 from keras_tfm.export.graph.composites import mark_rms_norms
 from keras_tfm.export.graph.conversion import exportable
+from keras_tfm.export.litertlm.adapters import (
+    rank_of,
+    save_litertlm_adapter,
+    with_adapters_as_inputs,
+)
 from keras_tfm.export.litertlm.embedder import export_embedder, is_embedder
 from keras_tfm.export.litertlm.lookup import check_size, convert_lookup
 from keras_tfm.export.litertlm.package import (
@@ -75,6 +81,9 @@ class LiteRTLMArguments(TypedDict, total=False):
         accelerator: str, "cpu". "gpu" is an error, because LiteRT-LM's GPU backend does not run the
             graphs that `export_tflite` writes for a GPU; docs/litertlm.md has what was tried.
         cache: str, "float32". "int8" is an error, because LiteRT-LM passes no scales between steps.
+        separate_adapters: bool, whether the file is a base for LoRA adapters of rank 16 or 32
+            (`models.enable_lora`), which `save_litertlm_adapter` writes and an app chooses by
+            LiteRT-LM's `LoraConfig`. By default the model's adapters are merged into its weights.
 
     >>> from keras_tfm.export import LiteRTLMArguments
     >>> chat: LiteRTLMArguments = {"max_length": 1024, "start_id": 1, "end_id": [2, 107]}
@@ -91,6 +100,7 @@ class LiteRTLMArguments(TypedDict, total=False):
     source_length: int | Sequence[int] | None
     accelerator: str
     cache: str
+    separate_adapters: bool
 
 
 @accept_checkpoints(LiteRTLMArguments, is_litertlm=True)
@@ -149,8 +159,8 @@ def export_litertlm(
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
         generation: lengths, special tokens and sampling, documented in `LiteRTLMArguments`:
             `max_length`, `start_id`, `end_id`, `prefill_lengths`, `strategy`, `keep_float`,
-            `keep_int8`, `tolerance`, `source_length`, `accelerator`, `cache`. `max_length` and
-            `end_id` are required of a model that writes.
+            `keep_int8`, `tolerance`, `source_length`, `accelerator`, `cache`, `separate_adapters`.
+            `max_length` and `end_id` are required of a model that writes.
 
     Returns:
         A report, as of `export_tflite`. In its verification, the row "LiteRT-LM" compares the text
@@ -209,7 +219,8 @@ def export_litertlm(
     if path.suffix != ".litertlm":  # LiteRT-LM tells formats by their endings
         raise ValueError(f"path must end in .litertlm, got {path}")
     refuse_keras_hub(model)
-    given, model = model, exportable(model)
+    separate = generation.get("separate_adapters", False)
+    given, model = model, exportable(model, merge_adapters=not separate)
     embeds = is_embedder(model)
     others = interface_of(model).names
     shapes = [tuple(x.shape) for x in model.outputs]
@@ -250,6 +261,11 @@ def export_litertlm(
         generation.get("keep_float", ()),
         keep_int8=generation.get("keep_int8", ()),
     )
+    adapters = None
+    if separate:
+        _check_adapters(model, embeds)
+        adapters = Placeholders(model)
+        quantized.keep(adapters.kernels)
     import_litert("interpreter")
     import_builder("litertlm_builder")
     if verify:
@@ -301,8 +317,8 @@ def export_litertlm(
                 f"may follow the last token, got {max_length}"
             )
     member = Member(model, request, litertlm_signatures(request))
-    converted = convert_members({ONLY: member}, quantized, [mark_rms_norms])
-    packed = _with_tokens(converted, request.target)
+    converted = convert_members({ONLY: member}, quantized, [mark_rms_norms], adapters=adapters)
+    packed = with_adapters_as_inputs(_with_tokens(converted, request.target))
 
     def package(model_path: Path) -> Path:
         new = model_path.with_name("new.litertlm")
@@ -328,9 +344,15 @@ def export_litertlm(
         # With the model's names of inputs, as `verify` expects them.
         model_path = folder / "verified.tflite"
         _without_drafts(converted).save(model_path)
-        return verify_litertlm(
-            model, new, model_path, request, reader, chat, generation.get("tolerance")
-        )
+        tolerance = generation.get("tolerance")
+        if adapters is None:
+            return verify_litertlm(model, new, model_path, request, reader, chat, tolerance)
+        with with_effect(model):
+            adapter = save_adapter(model, folder / "adapter.npz")
+            lora = save_litertlm_adapter(model, folder / "adapter.tflite")
+            return verify_litertlm(
+                model, new, model_path, request, reader, chat, tolerance, (adapter, lora)
+            )
 
     return write_file(
         path,
@@ -362,6 +384,17 @@ def _check_embedder(model: keras.Model, given: Mapping[str, object]) -> None:
         raise ValueError(
             "a .litertlm file of embeddings needs source_length, the lengths of texts in tokens, "
             "got None"
+        )
+
+
+def _check_adapters(model: keras.Model, embeds: bool) -> None:
+    """Raises ValueError unless a model's adapters may be files of their own."""
+    rank_of(model)
+    if embeds or len(model.outputs) > 1:
+        kind = "embeddings" if embeds else "draft heads"
+        raise ValueError(
+            f"separate_adapters is for models that write text without draft heads, {model.name} "
+            f"has {kind}: LiteRT-LM passes no adapter to them"
         )
 
 

@@ -68,6 +68,7 @@ def verify_litertlm(
     tokenizer: Tokenizer,
     chat: Chat | None,
     tolerance: float | None,
+    adapters: tuple[Path, Path] | None = None,
 ) -> Verification:
     """Compares a .litertlm file with the model.
 
@@ -83,14 +84,16 @@ def verify_litertlm(
         tokenizer: `Tokenizer`, the one in the file.
         chat: `Chat` or None, the format of conversations.
         tolerance: as in `verify`.
+        adapters: the model's adapter, as a file for our runtime and as one for LiteRT-LM.
 
     Raises:
         VerificationError: something differs.
         RuntimeError: the runtime cannot run the file; the error has its message.
     """
-    verification = verify(model, signatures, None, tolerance)
+    own, stock = (None, None) if adapters is None else adapters
+    verification = verify(model, signatures, None, tolerance, adapter=own)
     _log.info("running %s with LiteRT-LM", path.name)
-    with load(signatures) as file:
+    with load(signatures, adapter=own) as file:
         answers = [
             _answer(file, request, text, ids)
             for text, ids in _prompts(request, tokenizer, _lengths(request))
@@ -108,6 +111,7 @@ def verify_litertlm(
             ],
             "conversations": conversations,
             "drafts": drafts,
+            "adapter": None if stock is None else str(stock),
         },
     )
     decode = next(x for x in verification.checks if x.signature == "decode")

@@ -18,7 +18,8 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
         path: str, the .litertlm file.
         questions: dict. "prompts": list of dicts with the "text" of a prompt, the number of tokens
             to generate ("count"), and the "tokens" to expect. "drafts": int, the number of draft
-            heads of the file; optional. "conversations": list of lists of
+            heads of the file; "adapter": str, the path of a LoRA adapter: both optional.
+            "conversations": list of lists of
             messages, dicts with a "role" and a "content", or of dicts of "messages", "tools" and
             other variables of the chat template. Or, of a file of embeddings,
             "embeddings": list of dicts with a "text" and the "strategy" for one that is too long.
@@ -39,13 +40,15 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
     answers: dict[str, Any] = {"prompts": [], "conversations": []}
     # No cache of packed weights beside the file.
     with litert_lm.Engine(path, litert_lm.Backend.CPU(), cache_dir=":nocache") as engine:
-        drafts = questions.get("drafts", 0)
+        drafts, adapter = questions.get("drafts", 0), questions.get("adapter")
+        lora = None if adapter is None else litert_lm.LoraConfig(lora_path=adapter)
 
         def generate(prompt: dict[str, Any], count: int, drafted: bool) -> tuple[str, float]:
             with engine.create_session(
                 apply_prompt_template=False,
                 sampler_config=greedy,
                 max_output_tokens=count,
+                lora_config=lora,
                 enable_speculative_decoding=drafted,
             ) as session:
                 session.run_prefill([prompt["text"]])
