@@ -57,6 +57,8 @@ FAST = [
 ]
 if sys.version_info < (3, 12):  # which does so itself; TensorFlow asks at each operation
     typing._get_protocol_attrs = functools.cache(typing._get_protocol_attrs)
+# XLA without its optimizations: what it compiles here runs only once or twice.
+XLA_UNOPTIMIZED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 NOT_FAST = ("xla", "fit", "jit", "keras_file")  # in a test's name or its parameters
 
 
@@ -66,11 +68,18 @@ def pytest_addoption(parser):
         action="store_true",
         help="a skipped test is a failure: for stages of CI that install all that is needed",
     )
+    parser.addoption(
+        "--optimize",
+        action="store_true",
+        help="TensorFlow and XLA optimize, as they do for users: for `.ci/full`",
+    )
     parser.addoption("--passed-to", metavar="FILE", help="write the tests that passed to FILE")
     parser.addoption("--without", metavar="FILE", help="leave out the tests that are in FILE")
 
 
 def pytest_configure(config):
+    if not config.option.optimize:
+        os.environ.setdefault("XLA_FLAGS", XLA_UNOPTIMIZED)
     if not hasattr(config, "workerinput"):  # the run itself, no worker of it
         config.shared = tempfile.TemporaryDirectory(prefix="keras_tfm_run_")
         os.environ["KERAS_TFM_TESTS"] = config.shared.name
@@ -109,6 +118,8 @@ def pytest_runtest_setup(item):
     """A test draws the same weights and data in every run, alone or after others."""
     if "tensorflow" in sys.modules:
         item.session.clear_kernels = keep_kernels()
+        if not item.config.option.optimize:
+            spare_graphs()
     if "keras" in sys.modules:
         sys.modules["keras"].utils.set_random_seed(0)
 
@@ -140,6 +151,21 @@ def keep_kernels():
             clear(handle)
 
     return clear_kernels
+
+
+@functools.cache
+def spare_graphs():
+    """Leaves out what TensorFlow does to a graph that runs only once or twice.
+
+    Optimizing it, and storing the Python stack of each of its operations for messages: together a
+    quarter of the time of the tests of generation.
+    """
+    import tensorflow as tf
+    from tensorflow.python.util import tf_stack
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    here = tf_stack.extract_stack()
+    tf_stack.extract_stack = lambda stacklevel=1: here
 
 
 @pytest.fixture

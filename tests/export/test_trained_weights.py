@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from compare import to_numpy
+from grids import first_of
 
 import keras_tfm
 from keras_tfm import layers, models, runtime
@@ -51,7 +52,7 @@ def grid_values(model):
     }
 
 
-@pytest.mark.parametrize("quantization", ["int4", "int8"])
+@pytest.mark.parametrize("quantization", first_of(["int4", "int8"]))
 def test_the_file_holds_the_trained_grid(quantization, tmp_path):
     """Bit for bit; no weight is left in float32; the graph in float32 has float errors."""
     model = randomize(gpt())
@@ -170,7 +171,7 @@ def test_a_file_computes_what_a_model_with_rounded_activations_does(kind, quanti
     )
 
 
-@pytest.mark.parametrize("activations", [True, False])
+@pytest.mark.parametrize("activations", first_of([True, False]))
 def test_int8_caches(activations, tmp_path):
     """A loop and host-driven steps compute what a full pass with rounded keys and values does."""
     model = randomize(gpt())
@@ -214,7 +215,7 @@ def test_a_wrong_weight_is_found(tmp_path, monkeypatch):
     assert not (tmp_path / "model.tflite").exists()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("dtype", first_of(["mixed_bfloat16", "float32"]))
 def test_adapters_beside_the_trained_grid(dtype, tmp_path):
     """QLoRA: one base file with the trained integers, and an adapter file for each task."""
     model = randomize(models.with_dtype(gpt(), dtype))
