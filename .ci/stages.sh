@@ -221,6 +221,7 @@ stage_examples() {
     example names --write de
     example digits
     example spoken_numbers
+    example live_numbers
     example contacts
 }
 

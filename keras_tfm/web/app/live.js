@@ -128,6 +128,7 @@ function pressed(isOn) {
   const button = element("microphone");
   button.textContent = isOn ? "Stop listening" : "Use the microphone";
   button.setAttribute("aria-pressed", isOn);
+  if (isOn) element("stop").hidden = true; // the button does it
 }
 
 async function start(recording) {
