@@ -597,6 +597,9 @@ export class Model {
     const ability = this.#ability("generateFrom");
     const prompt = checkedPrompt(options.prompt, ability);
     const { width, length } = ability;
+    if (!Array.isArray(features) || !features.every(isList)) {
+      throw new RangeError(`Features must be a list of rows of ${width} numbers.`);
+    }
     const wrong = features.find((row) => row.length !== width);
     if (wrong) throw new RangeError(`A feature must have ${width} numbers, not ${wrong.length}.`);
     if (features.length > length) {
@@ -2009,8 +2012,7 @@ function valuesOfSource(name, values, { dtype, vocabulary_size: size }, width) {
   const whole = dtype !== "float32";
   const most = size ?? { int32: 2 ** 31, uint8: 256 }[dtype];
   const least = size === undefined && dtype === "int32" ? -(2 ** 31) : 0;
-  const isList = Array.isArray(values) || (ArrayBuffer.isView(values) && values.length !== undefined);
-  if (!isList) throw new RangeError(`${name} must be a list of numbers, not ${shown(values)}.`);
+  if (!isList(values)) throw new RangeError(`${name} must be a list of numbers, not ${shown(values)}.`);
   if (values.length % width) {
     throw new RangeError(`${name} must have ${width} numbers for each position, not ${values.length} in all.`);
   }
@@ -2018,7 +2020,8 @@ function valuesOfSource(name, values, { dtype, vocabulary_size: size }, width) {
   for (let i = 0; i < values.length; i++) {
     if (fits(values[i])) continue;
     const wanted = whole ? `integers in ${least}..${most - 1}` : "numbers";
-    throw new RangeError(`${name} must be ${wanted}, not ${shown(values[i])}.`);
+    const found = ["number", "bigint"].includes(typeof values[i]) ? values[i] : shown(values[i]);
+    throw new RangeError(`${name} must be ${wanted}, not ${found}.`);
   }
   return ARRAYS[dtype].from(values);
 }
@@ -2544,6 +2547,7 @@ async function readManifest(bytes, metadata) {
 const isObject = (x) => typeof x === "object" && x !== null && !Array.isArray(x);
 const isCount = (x) => Number.isInteger(x) && x >= 0;
 const isText = (x) => typeof x === "string";
+const isList = (x) => Array.isArray(x) || (ArrayBuffer.isView(x) && x.length !== undefined);
 const isIds = (x) => [x].flat().every(isCount);
 const orNull = (holds) => (x) => x === null || holds(x);
 const optional = (holds) => (x) => x === undefined || holds(x);
