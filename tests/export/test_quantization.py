@@ -461,6 +461,19 @@ def test_arrays_represent_a_model_of_one_input(tmp_path):
 # What is refused, before the work
 
 
+def test_loops_are_not_calibrated(tmp_path):
+    """TensorFlow's calibrator would end the process. In a file of several models, too."""
+    x = keras.Input((4, 3), name="x")
+    dense = keras.Model(x, keras.layers.Dense(2)(x), name="dense")
+    recurrent = keras.Model(x, keras.layers.Bidirectional(keras.layers.GRU(2), name="both")(x))
+    path, data = tmp_path / "model.tflite", np.zeros((3, 1, 4, 3), "float32")
+    cases = [(recurrent, data), ({"a": dense, "b": recurrent}, {"a": data, "b": data})]
+    for given, samples in cases:
+        with pytest.raises(ValueError, match=r"cannot calibrate While \(in .*both.*\): use 'int8'"):
+            export_tflite(given, path, quantization="int8_full", representative_data=samples)
+    assert not path.exists()
+
+
 def one(**changes):
     return [{**representative(1)[0], **changes}]
 

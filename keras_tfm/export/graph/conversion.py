@@ -26,6 +26,8 @@ from keras_tfm.models.without_storage import allocate
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import bytes_by_scopes
 
+# Operations of TensorFlow's graphs that have graphs of their own.
+_WITH_FUNCTIONS = ("While", "StatelessWhile", "If", "StatelessIf")
 _log = logging.getLogger(__name__)
 # While a function of TensorFlow is replaced.
 _lock = threading.RLock()
@@ -169,6 +171,8 @@ def _convert(
             for number, group in enumerate(groups):
                 _log.info("tracing %s", ", ".join(signature.name for signature in group))
                 write_saved_model(model, group, folder / str(number), with_gradients=False)
+        if quantization.preset == "int8_full":
+            _refuse_loops(model, signatures)
 
         def convert_group(
             number: int, names: list[str], set_up: Callable[[tf.lite.TFLiteConverter], None]
@@ -208,6 +212,21 @@ def _convert(
             return result
 
         return quantization.apply(run_converter)
+
+
+def _refuse_loops(model: keras.Model, signatures: Sequence[Signature]) -> None:
+    """Raises ValueError if a graph has a loop or a condition, which has functions of its own.
+
+    TensorFlow 2.21's calibrator ends the process with a segmentation fault on one.
+    """
+    for signature in signatures:
+        graph = signature.traced.graph.as_graph_def()
+        for node in [*graph.node, *(x for f in graph.library.function for x in f.node_def)]:
+            if node.op in _WITH_FUNCTIONS:
+                layer = _layer_path(model, node.name) or model.name
+                raise ValueError(
+                    f"quantization='int8_full' cannot calibrate {node.op} (in {layer}): use 'int8'"
+                )
 
 
 def _share(model: ModelT, datas: dict[bytes, np.ndarray]) -> None:
