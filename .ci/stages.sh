@@ -236,7 +236,7 @@ stage_layers() {
         tests/layers/test_{stepping_matrix,composed_attention}.py tests/generation/test_stepped_model.py
     # XLA compiles each operation of each shape: unoptimized, in less than half the time.
     KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" "${contract[@]}" \
-        tests/layers/test_{short_convolution,gated_delta_net}.py
+        tests/layers/test_{short_convolution,gated_delta_net,mamba2}.py
     KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" tests/generation/test_step_rules.py \
         -k "left_padding and (cells or LSTM or Gated or Depthwise)"
     on_8_devices tests/distributed/test_sharded_models.py

@@ -158,6 +158,7 @@ OURS: dict[str, Callable] = {
     "with `ALiBi()`": lambda x: at(L.ALiBi())(x),
     "`ShortConvolution`": lambda x: L.ShortConvolution()(x),
     "`GatedDeltaNet`": lambda x: L.GatedDeltaNet(HEADS, 32)(x),
+    "`Mamba2`": lambda x: L.Mamba2(HEADS, 32, 16)(x),
     "`NGramEncoding`": lambda x: L.NGramEncoding(kernel_size=3)(x, x),
     "`TransformerEncoderBlock`": lambda x: L.TransformerEncoderBlock(128, HEADS)(x),
     "`TransformerDecoderBlock(cross_attention=False)`": lambda x: L.TransformerDecoderBlock(

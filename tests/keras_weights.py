@@ -31,8 +31,9 @@ def randomize(layer, seed=0):
             *("text", "rows", "columns"),
         ):
             values = rng.normal(scale=weight.shape[1] ** -0.5, size=weight.shape)
-        elif kind in ("gamma", "scale", "beta", "bias", "log_rate"):
-            values = rng.normal(loc=kind in ("gamma", "scale"), scale=0.3, size=weight.shape)
+        elif kind in ("gamma", "scale", "skip", "beta", "bias", "log_rate", "time_step_bias"):
+            center = kind in ("gamma", "scale", "skip")
+            values = rng.normal(loc=center, scale=0.3, size=weight.shape)
         elif kind in ("compression", "queries", "moving_mean", "logit_scale", "logit_bias"):
             values = rng.normal(size=weight.shape)
         elif kind in ("moving_variance", "temperature"):

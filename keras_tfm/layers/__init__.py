@@ -68,6 +68,7 @@ from keras_tfm.layers.positions.rotary_scaling import (
     YaRNScaling,
 )
 from keras_tfm.layers.recurrent.gated_delta_net import GatedDeltaNet
+from keras_tfm.layers.recurrent.mamba2 import Mamba2
 from keras_tfm.layers.recurrent.short_convolution import ShortConvolution
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.rms_normalization import RMSNormalization
@@ -103,6 +104,7 @@ __all__ = [
     "MSAColumnAttention",
     "MSAGlobalAttention",
     "MSARowAttention",
+    "Mamba2",
     "MultiHeadCrossAttention",
     "MultiHeadSelfAttention",
     "NGramEncoding",

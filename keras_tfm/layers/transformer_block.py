@@ -51,7 +51,7 @@ class TransformerBlock(RematerializedLayer):
         bias_initializer: initializer of every bias.
         causal: bool, whether a position sees only itself and earlier positions.
         self_attention: `MultiHeadSelfAttention` to use instead of the default one; or, with
-            `causal`, a `ShortConvolution` or a `GatedDeltaNet`; False: none. If it has
+            `causal`, a `ShortConvolution`, `GatedDeltaNet` or `Mamba2`; False: none. If it has
             `merged=True`, it attends to the context, and `cross_attention` must be False.
         cross_attention: `MultiHeadCrossAttention` to use; True: the default one; False: none.
         feed_forward: layer (..., T, D) -> (..., T, D) to use instead of the default `FeedForward`;

@@ -85,10 +85,12 @@ MIXERS = {
     "custom": lambda x: Custom()(x),
     "ShortConvolution": lambda x: layers.ShortConvolution(use_bias=True)(x),
     "GatedDeltaNet": lambda x: layers.GatedDeltaNet(4, 3, 5, num_key_heads=2)(x),
+    "Mamba2": lambda x: layers.Mamba2(4, 3, 5, num_groups=2)(x),
 }
 every_mixer = pytest.mark.parametrize("mixer", MIXERS)
 some_mixers = pytest.mark.parametrize(
-    "mixer", ["DepthwiseConv1D", "RNN of cells", "custom", "ShortConvolution", "GatedDeltaNet"]
+    "mixer",
+    ["DepthwiseConv1D", "RNN of cells", "custom", "ShortConvolution", "GatedDeltaNet", "Mamba2"],
 )
 
 
@@ -205,7 +207,13 @@ def test_beams_are_those_of_a_search_by_full_passes(mixer):
 
 @pytest.mark.parametrize(
     ("mixer", "rows", "length"),
-    [("DepthwiseConv1D", 1, 3), ("custom", 3, 3), ("LSTM", 1, 7), ("GatedDeltaNet", 3, 3)],
+    [
+        ("DepthwiseConv1D", 1, 3),
+        ("custom", 3, 3),
+        ("LSTM", 1, 7),
+        ("GatedDeltaNet", 3, 3),
+        ("Mamba2", 2, 3),
+    ],
 )
 def test_drafts_do_not_change_the_tokens(mixer, rows, length):
     """A step of 8 tokens begins before the end of a prompt of 5, in a row of 9."""

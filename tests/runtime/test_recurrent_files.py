@@ -32,12 +32,13 @@ def hybrid():
 
 
 def ours():
-    """Blocks of LFM2 and Qwen3.5: a short convolution, a gated delta rule, gated attention."""
+    """Blocks of LFM2, Qwen3.5 and Mamba-2: a convolution, two recurrent ones, gated attention."""
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     x = layers.TokenEmbedding(V, D)(tokens)
     for mixer in (
         layers.ShortConvolution(name="convolution"),
         layers.GatedDeltaNet(4, 8, num_key_heads=2, name="delta"),
+        layers.Mamba2(4, 8, 5, num_groups=2, name="mamba"),
         layers.MultiHeadSelfAttention(
             2, causal=True, position=layers.RotaryEmbedding(), gate=True, use_bias=False
         ),
@@ -118,7 +119,9 @@ def test_no_output_is_the_result_of_a_loop():
 
 STATES = {
     "hybrid": [(BATCH, 3, D), (BATCH, D), (BATCH, D)],
-    "ours": [(BATCH, 2, D), (BATCH, 3, 64), (BATCH, 4, 8, 8)],
+    "ours": sorted(
+        [(BATCH, 2, D), (BATCH, 3, 64), (BATCH, 4, 8, 8), (BATCH, 3, 52), (BATCH, 2, 5, 16)]
+    ),
 }
 
 

@@ -18,22 +18,15 @@ Example:
 (True, True)
 """
 
-from typing import TypeAlias
-
 import numpy as np
 from keras import ops
 
-from keras_tfm.keras_internals import run_recurrently
 from keras_tfm.layers.multi_head_attention.heads import swap
-from keras_tfm.layers.types import Size, Tensor
+from keras_tfm.layers.recurrent.chunks import Chunks, constant, decays_between, run_in_chunks
+from keras_tfm.layers.types import Tensor
 
 # Tokens of a chunk. Work inside chunks grows with it, the number of sequential steps shrinks.
 CHUNK = 32
-# The most chunks that are computed one after the other without a loop in the graph.
-_UNROLLED = 16
-
-# What the tokens of a chunk give each other, see `_inside`.
-Chunks: TypeAlias = tuple[Tensor, ...]
 
 
 def gated_delta_rule(
@@ -52,25 +45,7 @@ def gated_delta_rule(
     """
     if query.shape[1] == 1:
         return _one_token(query, key, value, decay, beta, state)
-    length = query.shape[1]
-    size = CHUNK if length is None else min(length, CHUNK)
-    given = (query, key, value, decay, beta)
-    chunks = _inside(*(_split(x, size) for x in given))
-    count = None if length is None else -(-length // size)
-    if count is not None and count <= _UNROLLED:
-        outputs = []
-        for i in range(count):
-            y, state = _next_chunk(tuple(x[:, i] for x in chunks), state)
-            outputs.append(y)
-        y = ops.concatenate(outputs, axis=1)
-    else:
-        y, state = run_recurrently(_next_chunk, chunks, state, None)
-        y = ops.reshape(
-            y, (-1, y.shape[1] * size if count else ops.shape(y)[1] * size, y.shape[-1])
-        )
-    if length is None or length % size:
-        y = y[:, : ops.shape(query)[1]]
-    return y, state
+    return run_in_chunks(_inside, _next_chunk, (query, key, value, decay, beta), state, CHUNK)
 
 
 def _one_token(
@@ -83,17 +58,6 @@ def _one_token(
     return ops.matmul(query, state), state
 
 
-def _split(x: Tensor, size: int) -> Tensor:
-    """(R, T, ...) as chunks (R, N, C, ...), with zeros after the last token."""
-    length: Size = x.shape[1] or ops.shape(x)[1]
-    rows = x.shape[0] or ops.shape(x)[0]
-    more = -length % size
-    if not isinstance(more, int) or more:
-        x = ops.concatenate([x, ops.zeros((rows, more, *x.shape[2:]), dtype=x.dtype)], axis=1)
-    count = (length + more) // size
-    return ops.reshape(x, (rows if isinstance(count, int) else -1, count, size, *x.shape[2:]))
-
-
 def _inside(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor) -> Chunks:
     """What does not depend on the state before a chunk, for all chunks at once.
 
@@ -104,24 +68,19 @@ def _inside(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tens
         (R, N, ...): the values (I + A)^-1 beta V, the keys (I + A)^-1 beta e^c K, queries e^c Q,
         scores e^(c_i - c_j) q_i^T k_j for j <= i, keys e^(c_C - c) K, and the decay of the chunk.
     """
-    size = query.shape[2]
     total = ops.cumsum(decay, axis=-1)
-    triangle = _constant(np.tril(np.ones((size, size))), total)
-    # Of later tokens the difference is positive, and its exponential may overflow.
-    difference = ops.minimum(ops.expand_dims(total, -1) - ops.expand_dims(total, -2), 0.0)
-    between = ops.exp(difference) * triangle
+    between = decays_between(decay)
     transposed = swap(key, 2, 3)
     beta, kept = ops.expand_dims(beta, -1), ops.exp(ops.expand_dims(total, -1))
     weights = beta * between * ops.matmul(key, transposed)
     solved = inverse(weights)
-    last = total[..., -1:]
     return (
         ops.matmul(solved, beta * value),
         ops.matmul(solved, beta * kept * key),
         kept * query,
         between * ops.matmul(query, transposed),
-        ops.exp(ops.expand_dims(last - total, -1)) * key,
-        ops.exp(ops.expand_dims(last, -1)),
+        ops.expand_dims(between[..., -1, :], -1) * key,
+        kept[..., -1:, :],
     )
 
 
@@ -148,15 +107,11 @@ def inverse(weights: Tensor) -> Tensor:
     """
     count = weights.shape[-1]
     rows, columns = np.indices((count, count))
-    result, size = _constant(np.eye(count), weights), 1
+    result, size = constant(np.eye(count), weights), 1
     while size < count:
         below = (rows // size % 2 == 1) & (columns // size == rows // size - 1)
-        blocks = weights * _constant(below, weights)
+        blocks = weights * constant(below, weights)
         if size > 1:
             blocks = ops.matmul(ops.matmul(result, blocks), result)
         result, size = result - blocks, 2 * size
     return result
-
-
-def _constant(values: np.ndarray, like: Tensor) -> Tensor:
-    return ops.cast(ops.convert_to_tensor(values.astype("float32")), like.dtype)

@@ -3,12 +3,10 @@
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.recurrent.causal_convolution import causal_convolution
 from keras_tfm.layers.recurrent.token_mixer import TokenMixer
-from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Config, Shape, Tensor
 
 
@@ -74,17 +72,9 @@ class ShortConvolution(TokenMixer):
     def call(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         x, mask = self._finite(x, mask)
-        before, after, h = self._project(x)
+        before, after, h = self._project(self.input_projection, x, *[x.shape[-1]] * 3)
         z = causal_convolution(self.name, before * h, self.kernel, self.bias, mask)
         return self.output_projection(after * z)
-
-    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The gates before and after the convolution, and what it reads."""
-        dense, dim = self.input_projection, x.shape[-1]
-        if current_target.get().is_edge and getattr(dense, "quantization_mode", None) is None:
-            # Three products with constant kernels: XNNPACK would copy the parts of one product.
-            return tuple(dense.columns(x, i * dim, (i + 1) * dim) for i in range(3))
-        return tuple(ops.split(dense(x), 3, axis=-1))
 
     def get_config(self) -> Config:
         """The constructor's arguments."""

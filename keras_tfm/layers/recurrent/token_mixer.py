@@ -3,19 +3,22 @@
 from typing import Any
 
 import keras
+import numpy as np
+from keras import ops
 
 from keras_tfm.layers.arguments import as_initializer, check_sequence
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.multi_head_attention import masks
+from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
 
 class TokenMixer(RematerializedLayer):
     """A causal layer (B, T, D) -> (B, T, D) whose state does not grow with the tokens.
 
-    A base class: use `ShortConvolution` or `GatedDeltaNet`, as `self_attention` of a
-    `TransformerDecoderBlock` or alone.
+    A base class: use `ShortConvolution`, `GatedDeltaNet` or `Mamba2`, as `self_attention`
+    of a `TransformerDecoderBlock` or alone.
 
     Args:
         kernel_initializer: initializer of every kernel.
@@ -50,6 +53,17 @@ class TokenMixer(RematerializedLayer):
         """The input without what is not finite in padding, and its mask, checked."""
         mask = masks.key_mask("mask", mask, x)
         return finite_padding(x, mask, causal=True), mask
+
+    @staticmethod
+    def _project(dense: Any, x: Tensor, *widths: int) -> tuple[Tensor, ...]:
+        """The outputs of a `Projection`, split: (..., width) for each of the widths."""
+        ends = np.cumsum(widths).tolist()
+        if current_target.get().is_edge and getattr(dense, "quantization_mode", None) is None:
+            # Products with constant kernels: XNNPACK would copy the parts of one product.
+            return tuple(
+                dense.columns(x, end - width, end) for width, end in zip(widths, ends, strict=True)
+            )
+        return tuple(ops.split(dense(x), ends[:-1], axis=-1))
 
     def compute_output_shape(self, x_shape: Shape) -> Shape:
         """The shape of the input."""
