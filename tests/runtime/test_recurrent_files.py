@@ -137,6 +137,13 @@ def test_the_manifest_tells_the_states(name):
 
 
 @every_model
+def test_verification_reads_the_logits_of_a_loop_after_others(name):
+    """An LSTM reads the prompt in a loop of its own; tokens alone would have no error."""
+    checks = [x for x in file_of(name).verification.checks if "generate" in x.signature]
+    assert checks and all(0.0 < x.relative_error < FLOAT32 for x in checks)
+
+
+@every_model
 def test_generated_tokens_are_those_of_keras(name):
     file, model = load(file_of(name).path), MODELS[name]()
     rows = [ids(2)[0], ids(4, seed=1)[0]]

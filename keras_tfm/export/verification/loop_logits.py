@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from keras_tfm.atomic_files import temporary_folder
+from keras_tfm.export.graph.loop_outputs import copy_loop_outputs
 from keras_tfm.export.graph.schema import OperatorT, SignatureDefT, SubGraphT, TensorMapT
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.flatbuffer import Content
@@ -45,8 +46,11 @@ class LoopLogits:
             x for x in self._model.signatureDefs if x.signatureKey.decode() == signature
         )
         self._main = self._model.subgraphs[self._entry.subgraphIndex]
-        self._loops = [x for x in self._main.operators if self._is(x, "WHILE")]
-        bodies = [self._model.subgraphs[x.builtinOptions.bodySubgraphIndex] for x in self._loops]
+        # Others are those of recurrent layers, which read a prompt.
+        self._loops = [
+            x for x in self._main.operators if self._is(x, "WHILE") and self._chooses(x)
+        ]
+        bodies = [self._body_of(x) for x in self._loops]
         logits = [self._logits_of(body, size) for body in bodies]
         self.found = bool(bodies) and None not in logits
         self._runners: Mapping[str, Callable[..., dict[str, np.ndarray]]] = {}
@@ -79,6 +83,15 @@ class LoopLogits:
 
     def _is(self, operator: OperatorT, name: str) -> bool:
         return flatbuffer.is_operator(self._model, operator, name)
+
+    def _body_of(self, loop: OperatorT) -> SubGraphT:
+        body: SubGraphT = self._model.subgraphs[loop.builtinOptions.bodySubgraphIndex]
+        return body
+
+    def _chooses(self, loop: OperatorT) -> bool:
+        """Whether a loop's body may choose tokens."""
+        operators = self._body_of(loop).operators
+        return any(self._is(x, name) for x in operators for name in ("TOPK_V2", "WHILE"))
 
     def _logits_of(self, body: SubGraphT, size: int) -> int | None:
         """The index of the logits in a loop's body: the tensor whose argmax it takes."""
@@ -116,6 +129,7 @@ class LoopLogits:
                 # LiteRT gives XNNPACK no graph of a file whose first one is empty, and its own
                 # kernels are wrong for 4 bits in blocks.
                 graph.operators = [] if number else graph.operators[:1]
+        copy_loop_outputs(self._model)
         with temporary_folder() as folder:
             path = folder / "pieces.tflite"
             flatbuffer.save(path, self._model)
@@ -134,7 +148,7 @@ class LoopLogits:
         needed, kept = {int(x) for x in outputs} - set(map(int, inputs)), []
         for operator in reversed(graph.operators):
             if needed & set(map(int, operator.outputs)):
-                kept.append(operator)
+                kept.append(copy.copy(operator))
                 needed |= set(map(int, operator.inputs)) - set(map(int, inputs))
         piece.operators = kept[::-1]
         signature = self._schema.SignatureDefT()
