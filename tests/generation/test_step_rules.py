@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from compare import assert_close, to_numpy
+from grids import first_of
 from keras import ops
 
 from keras_tfm import layers
@@ -90,7 +91,17 @@ MIXERS = {
 every_mixer = pytest.mark.parametrize("mixer", MIXERS)
 some_mixers = pytest.mark.parametrize(
     "mixer",
-    ["DepthwiseConv1D", "RNN of cells", "custom", "ShortConvolution", "GatedDeltaNet", "Mamba2"],
+    first_of(
+        [
+            "custom",
+            "DepthwiseConv1D",
+            "Mamba2",
+            "GatedDeltaNet",
+            "RNN of cells",
+            "ShortConvolution",
+        ],
+        3,
+    ),
 )
 
 
@@ -207,13 +218,16 @@ def test_beams_are_those_of_a_search_by_full_passes(mixer):
 
 @pytest.mark.parametrize(
     ("mixer", "rows", "length"),
-    [
-        ("DepthwiseConv1D", 1, 3),
-        ("custom", 3, 3),
-        ("LSTM", 1, 7),
-        ("GatedDeltaNet", 3, 3),
-        ("Mamba2", 2, 3),
-    ],
+    first_of(
+        [
+            ("custom", 3, 3),
+            ("LSTM", 1, 7),
+            ("DepthwiseConv1D", 1, 3),
+            ("GatedDeltaNet", 3, 3),
+            ("Mamba2", 2, 3),
+        ],
+        count=2,
+    ),
 )
 def test_drafts_do_not_change_the_tokens(mixer, rows, length):
     """A step of 8 tokens begins before the end of a prompt of 5, in a row of 9."""
@@ -227,7 +241,7 @@ def test_drafts_do_not_change_the_tokens(mixer, rows, length):
 
 
 @pytest.mark.parametrize(
-    ("mixer", "prompt_length"), [("DepthwiseConv1D", 1), ("custom", 2), ("LSTM", 5)]
+    ("mixer", "prompt_length"), first_of([("custom", 2), ("LSTM", 5), ("DepthwiseConv1D", 1)])
 )
 def test_a_recurrent_draft_model_guesses_itself(mixer, prompt_length):
     """The same model as its own draft: every draft is right, so each step yields n + 1 tokens."""

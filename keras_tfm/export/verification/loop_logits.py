@@ -47,9 +47,7 @@ class LoopLogits:
         )
         self._main = self._model.subgraphs[self._entry.subgraphIndex]
         # Others are those of recurrent layers, which read a prompt.
-        self._loops = [
-            x for x in self._main.operators if self._is(x, "WHILE") and self._chooses(x)
-        ]
+        self._loops = [x for x in self._main.operators if self._is(x, "WHILE") and self._chooses(x)]
         bodies = [self._body_of(x) for x in self._loops]
         logits = [self._logits_of(body, size) for body in bodies]
         self.found = bool(bodies) and None not in logits
