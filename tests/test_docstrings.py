@@ -102,7 +102,6 @@ REASONS = {
     "keras_tfm.export.signatures.host_caches": _FILE,
     "keras_tfm.export.graph.int8_caches": _FILE,
     "keras_tfm.export.graph.loop_outputs": _FILE,
-    "keras_tfm.export.litertlm.signatures": _FILE,
     "keras_tfm.export.litertlm.verification": _FILE,
     "keras_tfm.export.verification.loop_logits": _FILE,
     "keras_tfm.export.signatures.make": _FILE,
