@@ -177,6 +177,10 @@ MODEL_TYPES = (
         vocabularies={"": 49159},
     ),
     ModelType(
+        "granitemoehybrid", "Granite 4.0 (dense, hybrid)", "decoders.granite4:GRANITE4", "granite4",
+        "decoder", vocabularies={"": 100352},
+    ),
+    ModelType(
         "phi3", "Phi-3, Phi-4-mini", "decoders.phi3:PHI3", "phi3", "decoder",
         vocabularies={"": 32064, "4-mini": 200064}, tokenizer="LlamaTokenizer",
     ),

@@ -54,6 +54,11 @@ def own_options():
             "embedding_multiplier": 3.0, "attention_multiplier": 0.7, "residual_multiplier": 0.6,
             "logits_scaling": 2.5,
         },
+        "granitemoehybrid": {
+            "attends": [False, True], "mamba_heads": 6, "mamba_head_dim": 4, "state_dim": 5,
+            "num_groups": 2, "kernel_size": 3, "rotary": True, "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.7, "residual_multiplier": 0.6, "logits_scaling": 2.5,
+        },
         "cohere2": {"windows": [4, None]},
         "olmo3": {"windows": [4, None], "local_rope_theta": 500000.0},
         "lfm2": {"attends": [False, True]},

@@ -44,6 +44,11 @@ OPTIONS = {
     "qwen3, tied": {"tie_output": True},
     "llama, biases": {"attention_bias": True, "feed_forward_bias": True},
     "lfm2, biases, untied": {"convolution_bias": True, "kernel_size": 4, "tie_output": False},
+    "granitemoehybrid, biases, limits, no positions": {
+        "rotary": False, "attention_bias": True, "mamba_bias": True, "convolution_bias": False,
+        "time_step_limit": (0.3, 0.9), "tie_output": True, "mamba_heads": 3, "mamba_head_dim": 8,
+        "num_groups": 1, "activation": "gelu",
+    },
     "gemma3_text, no windows": {"windows": None},
     "gemma3_text, bidirectional": {"causal": False, "pad_id": 0, "windows": [4, None]},
     "llama, longrope": {

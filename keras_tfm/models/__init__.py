@@ -6,6 +6,7 @@ from keras_tfm.models.decoders.gemma4 import gemma4
 from keras_tfm.models.decoders.gpt import gpt
 from keras_tfm.models.decoders.gpt_neox import gpt_neox
 from keras_tfm.models.decoders.granite import granite
+from keras_tfm.models.decoders.granite4 import granite4
 from keras_tfm.models.decoders.lfm2 import lfm2
 from keras_tfm.models.decoders.llama import llama
 from keras_tfm.models.decoders.olmo2 import olmo2
@@ -108,6 +109,7 @@ __all__ = [
     "gpt",
     "gpt_neox",
     "granite",
+    "granite4",
     "image_classifier",
     "image_gpt",
     "image_text_pretraining",

@@ -224,6 +224,12 @@ QWEN3_5 = {
     "linear_num_value_heads": 4, "linear_key_head_dim": 5, "linear_value_head_dim": 3,
     "tie_word_embeddings": True,
 }  # fmt: skip
+GRANITE4 = {
+    "vocab_size": 31, "hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "shared_intermediate_size": 13, "num_local_experts": 0,
+    "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 6, "mamba_d_state": 5,
+    "mamba_n_groups": 2, "time_step_limit": [0.2, float("inf")],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -271,6 +277,18 @@ QWEN3_5 = {
             },
             id="lfm2",
         ),
+        pytest.param(
+            "GraniteMoeHybridForCausalLM",
+            GRANITE4,
+            {
+                "layer_types": None,
+                "layers_block_type": ["mamba", "attention", "mamba"],
+                "mamba_d_head": "auto",
+                "position_embedding_type": "nope",
+                "time_step_limit": [0.2, float("inf")],
+            },
+            id="granite4",
+        ),
     ],
 )
 def test_fields_of_older_folders(name, options, fields, tmp_path):
@@ -285,6 +303,7 @@ LLAMA = ("LlamaForCausalLM", SIZES)
 TWO = ("Gemma2ForCausalLM", GEMMA2)
 THREE = ("Gemma3ForCausalLM", GEMMA3)
 OLD = ("GPTNeoForCausalLM", NEO)
+HYBRID = ("GraniteMoeHybridForCausalLM", GRANITE4)
 
 
 @pytest.mark.parametrize(
@@ -319,6 +338,13 @@ OLD = ("GPTNeoForCausalLM", NEO)
         (("Lfm2ForCausalLM", LFM2), {"layer_types": ["conv"]}, "layer_types must be 3 of full_"),
         (("Lfm2ForCausalLM", LFM2), {"layer_types": None, "full_attn_idxs": "x"}, "full_attn_idx"),
         (("Qwen3_5ForCausalLM", QWEN3_5), {"layer_types": [SLIDING] * 4}, "layer_types must be 4"),
+        (HYBRID, {"num_local_experts": 8}, "num_local_experts must be 0: sparse experts are not"),
+        (HYBRID, {"num_local_experts": None}, "num_local_experts must be 0: sparse experts are no"),
+        (HYBRID, {"layer_types": ["mamba"]}, "layer_types must be 3 of full_attention and linear"),
+        (HYBRID, {"mamba_d_head": 5}, 'mamba_d_head must be "auto" or 4 for mamba_n_heads, got 5'),
+        (HYBRID, {"mamba_n_heads": 5}, "mamba_n_heads must be a divisor of mamba_expand"),
+        (HYBRID, {"time_step_limit": [0.5, 0.1]}, "time_step_limit must be the least and the larg"),
+        (HYBRID, {"time_step_limit": 0.1}, "time_step_limit must be the least and the largest"),
     ],
     ids=lambda x: "" if not isinstance(x, dict) else next(iter(x)),
 )

@@ -233,9 +233,10 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
         "0.8b": (24, 1024, 8, 2, 3584, 16), "2b": (24, 2048, 8, 2, 6144, 16),
         "4b": (32, 2560, 16, 4, 9216, 32), "9b": (32, 4096, 16, 4, 12288, 32),
     }  # fmt: skip
+    granite4 = {"h-350m": (32, 768, 12, 4, 2048, 48), "h-micro": (40, 2048, 32, 8, 8192, 64)}
     counts: dict[str, dict[str, dict]] = {
         "bert": {}, "gpt": {}, "gemma": {}, "t5": {}, "m2m_100": {}, "t5gemma2": {},
-        "smolvlm": {}, "lfm2": {}, "qwen3_5": {},
+        "smolvlm": {}, "lfm2": {}, "qwen3_5": {}, "granite4": {},
     }  # fmt: skip
     with torch.device("meta"):
         for size, (layers, dim) in bert.items():
@@ -339,6 +340,17 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
                 linear_num_value_heads=values, tie_word_embeddings=size != "9b",
             )  # fmt: skip
             counts["qwen3_5"][size] = counted(transformers.Qwen3_5ForCausalLM(config), 248320)
+        for size, (layers, dim, heads, groups, inner, mamba_heads) in granite4.items():
+            attends = (10, 13, 17, 27) if size == "h-350m" else (5, 15, 25, 35)
+            config = transformers.GraniteMoeHybridConfig(
+                hidden_size=dim, num_hidden_layers=layers, num_attention_heads=heads,
+                num_key_value_heads=groups, shared_intermediate_size=inner, num_local_experts=0,
+                mamba_n_heads=mamba_heads, mamba_d_state=128, vocab_size=100352,
+                layer_types=["attention" if i in attends else "mamba" for i in range(layers)],
+                tie_word_embeddings=True,
+            )  # fmt: skip
+            model = transformers.GraniteMoeHybridForCausalLM(config)
+            counts["granite4"][size] = counted(model, 100352)
     return counts
 
 

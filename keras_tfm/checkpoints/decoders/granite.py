@@ -14,7 +14,7 @@ _DEFAULTS: Arguments = {
     "intermediate_size": 11008, "num_key_value_heads": None, "head_dim": None,
     "max_position_embeddings": 2048, "tie_word_embeddings": False,
 }  # fmt: skip
-_FACTORS = (
+FACTORS = (
     "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling",
 )  # fmt: skip
 
@@ -25,7 +25,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
         "activation": config.activation("hidden_act", "silu"),
         **read_rope(config),
         "feed_forward_bias": config.flag("mlp_bias", False),
-        **{name: config.number(name, 1.0) for name in _FACTORS},
+        **{name: config.number(name, 1.0) for name in FACTORS},
     }
 
 
@@ -36,7 +36,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "hidden_act": activation_name(given["activation"]),
         **rope_fields(model),
         "mlp_bias": given["feed_forward_bias"],
-        **{name: given[name] for name in _FACTORS},
+        **{name: given[name] for name in FACTORS},
     }
 
 
