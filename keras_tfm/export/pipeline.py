@@ -94,7 +94,10 @@ class Converted:
     names: dict[str, dict[str, str]]
 
     def with_signatures(self, names: Collection[str]) -> "Converted":
-        """The file with these signatures alone; the graphs of the others are empty."""
+        """The file with these signatures and their weights alone.
+
+        The graphs of the others are empty.
+        """
         model = copy.copy(self.model)
         model.subgraphs = [*model.subgraphs]
         kept = []
@@ -108,8 +111,25 @@ class Converted:
             graph.inputs = graph.outputs = list(range(len(graph.tensors)))
             graph.operators = []
         model.signatureDefs = kept
+        used = {0, *(x.buffer for graph in model.subgraphs for x in graph.tensors)}
+        used |= {x.buffer for x in model.metadata or []}
+        model.buffers = [
+            x if number in used else model.buffers[0] for number, x in enumerate(model.buffers)
+        ]
         known = {name: self.manifest.signatures[name] for name in names}
         own = {name: self.names[name] for name in names}
+        manifest = replace(self.manifest, signatures=known)
+        return replace(self, model=model, manifest=manifest, names=own)
+
+    def with_names(self, names: Mapping[str, str]) -> "Converted":
+        """The file with other names of signatures, by their names before."""
+        model = copy.copy(self.model)
+        model.signatureDefs = [copy.copy(x) for x in model.signatureDefs]
+        for signature in model.signatureDefs:
+            name = signature.signatureKey.decode()
+            signature.signatureKey = names.get(name, name).encode()
+        known = {names.get(name, name): x for name, x in self.manifest.signatures.items()}
+        own = {names.get(name, name): x for name, x in self.names.items()}
         manifest = replace(self.manifest, signatures=known)
         return replace(self, model=model, manifest=manifest, names=own)
 

@@ -23,6 +23,7 @@ from keras_tfm.export.litertlm.embedder import export_embedder, is_embedder
 from keras_tfm.export.litertlm.lookup import check_size, convert_lookup
 from keras_tfm.export.litertlm.package import (
     Chat,
+    Picture,
     chat_of,
     import_builder,
     sampler_of,
@@ -34,12 +35,20 @@ from keras_tfm.export.litertlm.signatures import (
     draft_count,
     litertlm_signatures,
 )
-from keras_tfm.export.litertlm.verification import check_runtime, verify_litertlm
-from keras_tfm.export.member import Member, store_tokenizers
+from keras_tfm.export.litertlm.verification import Pictured, check_runtime, verify_litertlm
+from keras_tfm.export.litertlm.vision import (
+    ENCODER,
+    Vision,
+    convert_adapter,
+    encoder_signature,
+    vision_of,
+)
+from keras_tfm.export.member import Images, Member, image_processors, store_tokenizers
 from keras_tfm.export.memory import warn_if_short
 from keras_tfm.export.pipeline import ONLY, Converted, Report, convert_members, write_file
 from keras_tfm.export.quantization.precision import quantized_models
 from keras_tfm.export.quantization.presets import Quantization
+from keras_tfm.export.signatures.make import make_signatures
 from keras_tfm.export.signatures.request import Request, check_keywords, without_mask_warnings
 from keras_tfm.export.verification.verify import Verification
 from keras_tfm.generation.interface import interface_of
@@ -48,11 +57,16 @@ from keras_tfm.generation.tokenizers.keras_hub import refuse_keras_hub
 from keras_tfm.generation.tokenizers.tokenizer_forms import form_of
 from keras_tfm.runtime.manifest.manifest import Signature, Stepped
 from keras_tfm.runtime.manifest.storage import import_litert
+from keras_tfm.runtime.media.image_processor import ImageProcessor
+from keras_tfm.runtime.media.tile_processor import IMAGE, TileProcessor
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
+from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
 
 _PREFILL_LENGTHS = (32, 128, 512)
 # LiteRT-LM's name of the input of ids.
 _TOKENS = "tokens"
+# Before the names of LiteRT-LM's signatures while the file has those of our runtime, too.
+_PREFIX = "litertlm_"
 
 
 class LiteRTLMArguments(TypedDict, total=False):
@@ -112,6 +126,7 @@ def export_litertlm(
     quantization: str = "float32",
     *,
     chat_template: ChatTemplate | JinjaTemplate | None = None,
+    images: Images = None,
     verify: bool = True,
     overwrite: bool = False,
     **generation: Unpack[LiteRTLMArguments],
@@ -137,9 +152,15 @@ def export_litertlm(
     truncates or embeds in parts: vectors must be those of the file's graph, and the model's as far
     as the rounding of the weights allows. The engine adds no prompt such as "query: " to a text.
 
+    A model that reads a picture (B, H, W, 3) and a text with placeholders for its features
+    (`layers.ReplacePlaceholders`), such as `models.smolvlm` without `num_images`, becomes a file
+    that answers questions about a picture, one in a conversation, or none. It needs a
+    `chat_template`. The runtime stretches a picture to H x W by itself, whatever `images` says. The
+    text that it generates for random pictures of this size must be the model's, too.
+
     Args:
         model: functional `keras.Model` with one input of ids (B, T) and logits (B, T, V), perhaps
-            with draft heads, or vectors (B, D). A model in mixed precision is exported in float32.
+            with draft heads or an input of pixels, or vectors (B, D). A model in mixed precision is exported in float32.
             Or a `CausalLM` of KerasHub, the folder of a preset, or a folder of transformers or
             sentence-transformers: what is left open of `tokenizer`, `chat_template`, lengths,
             `start_id` and `end_id` is then theirs, as of `export_tflite`.
@@ -155,6 +176,8 @@ def export_litertlm(
             roles; LiteRT-LM's Jinja lacks some of Python's, such as `tojson(indent=)`. A start
             token that it begins with is left out, since the runtime adds it. `next` should begin
             with the text of an end token, which the runtime keeps in the cache.
+        images: `ImageProcessor` of a model that reads pictures: a `TileProcessor` without
+            `num_images` tells the tokens around a picture. Default: none are around it.
         verify: bool, whether to verify the file before it is kept. It needs `litert-lm-api`.
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
         generation: lengths, special tokens and sampling, documented in `LiteRTLMArguments`:
@@ -229,7 +252,8 @@ def export_litertlm(
             f"{model.name} returns {', '.join(map(str, shapes))}: LiteRT-LM runs models that write "
             "text, with logits (B, T, V), and models of embeddings (B, D); use export_tflite"
         )
-    if len(others) > 1 and not embeds:
+    vision = None if embeds else vision_of(model)
+    if len(others) > 1 and not embeds and vision is None:
         raise ValueError(
             f"{model.name} has the inputs {others}: LiteRT-LM runs decoder-only models and has no "
             "encoder role; use export_tflite, whose files have 'encode' and 'generate'"
@@ -241,6 +265,9 @@ def export_litertlm(
             "chat_template must be a runtime.ChatTemplate or a checkpoints.JinjaTemplate, got "
             f"{chat_template!r}"
         )
+    processors = image_processors(model, images)
+    if vision is not None:
+        _check_vision(model, chat_template, separate)
     if quantization == "int8_full":
         raise ValueError(
             "quantization must be float32, float16, int8 or int4 for a .litertlm file, "
@@ -287,12 +314,13 @@ def export_litertlm(
     assert max_length is not None
     request = Request(
         model,
-        ["prefill", "decode"],
+        ["prefill", "decode"] if vision is None else ["encode", "prefill", "decode"],
         max_length=max_length,
         start_id=start_id,
         end_id=generation.get("end_id"),
         prompt_length=_prefill_lengths(generation.get("prefill_lengths"), max_length),
         whole_caches=True,
+        target=None if vision is None else vision.target,
     )
     quantized.check_request(request)
     store_tokenizers(request, tokenizer, None)  # raises unless it fits the model
@@ -306,8 +334,14 @@ def export_litertlm(
         )
     sampler = sampler_of(generation.get("strategy"), model.outputs[0].shape[-1])
     chat: Chat | None = None
+    image = "" if vision is None else _image_token(vision, reader)
     if chat_template is not None:
-        chat = chat_of(chat_template, reader, start_id, request.end_ids)
+        chat = chat_of(chat_template, reader, start_id, request.end_ids, image)
+    pictured = None
+    if vision is not None and chat is not None:
+        pictured = _pictured(vision, chat, processors.get(vision.pixels))
+        check_size(model.outputs[0].shape[-1])
+        _check_picture_length(pictured, reader, request)
     drafts = draft_count(model)
     if drafts:
         check_size(model.outputs[0].shape[-1])
@@ -316,9 +350,20 @@ def export_litertlm(
                 f"max_length must be at least {drafts + 2} with {drafts} draft heads, whose drafts "
                 f"may follow the last token, got {max_length}"
             )
-    member = Member(model, request, litertlm_signatures(request))
+    signatures = litertlm_signatures(request, vision)
+    own, names = [], {}
+    if vision is not None:
+        # The file is verified by those of our runtime, with the same weights.
+        names = {_PREFIX + x.name: x.name for x in signatures}
+        signatures = [replace(x, name=_PREFIX + x.name) for x in signatures]
+        own = make_signatures(request) if verify else []
+        signatures += [*own, encoder_signature(vision)]
+    member = Member(model, request, signatures)
     converted = convert_members({ONLY: member}, quantized, [mark_rms_norms], adapters=adapters)
-    packed = with_adapters_as_inputs(_with_tokens(converted, request.target))
+    if vision is None:
+        packed = with_adapters_as_inputs(_with_tokens(converted, request.target))
+    else:
+        packed = converted.with_signatures([*names]).with_names(names)
 
     def package(model_path: Path) -> Path:
         new = model_path.with_name("new.litertlm")
@@ -328,6 +373,15 @@ def export_litertlm(
             models["EMBEDDER"].write_bytes(convert_lookup(drafts))
             models["MTP_DRAFTER"] = model_path.with_name("drafter.tflite")
             models["MTP_DRAFTER"].write_bytes(convert_drafter(request))
+        if vision is not None:
+            for kind, content in (
+                ("EMBEDDER", convert_lookup(vision.width)),
+                ("VISION_ADAPTER", convert_adapter(vision)),
+            ):
+                models[kind] = model_path.with_name(f"{kind}.tflite")
+                models[kind].write_bytes(content)
+            models["VISION_ENCODER"] = model_path.with_name("encoder.tflite")
+            converted.with_signatures([ENCODER]).save(models["VISION_ENCODER"])
         write_package(
             new,
             models,
@@ -337,16 +391,20 @@ def export_litertlm(
             end_ids=request.end_ids,
             sampler=sampler,
             chat=chat,
+            picture=None if pictured is None else pictured.picture,
         )
         return new
 
     def compare(new: Path, folder: Path) -> Verification:
         # With the model's names of inputs, as `verify` expects them.
         model_path = folder / "verified.tflite"
-        _without_drafts(converted).save(model_path)
+        verified = converted.with_signatures([x.name for x in own]) if own else converted
+        _without_drafts(verified).save(model_path)
         tolerance = generation.get("tolerance")
         if adapters is None:
-            return verify_litertlm(model, new, model_path, request, reader, chat, tolerance)
+            return verify_litertlm(
+                model, new, model_path, request, reader, chat, tolerance, pictured=pictured
+            )
         with with_effect(model):
             adapter = save_adapter(model, folder / "adapter.npz")
             lora = save_litertlm_adapter(model, folder / "adapter.tflite")
@@ -395,6 +453,62 @@ def _check_adapters(model: keras.Model, embeds: bool) -> None:
         raise ValueError(
             f"separate_adapters is for models that write text without draft heads, {model.name} "
             f"has {kind}: LiteRT-LM passes no adapter to them"
+        )
+
+
+def _check_vision(model: keras.Model, chat_template: object, separate: bool) -> None:
+    """Raises ValueError if an argument does not fit a model that reads pictures."""
+    if chat_template is None:
+        raise ValueError(
+            f"{model.name} reads pictures: a .litertlm file needs a chat_template then, which "
+            "writes conversations with them, got None"
+        )
+    if separate or len(model.outputs) > 1:
+        kind = "separate adapters" if separate else "draft heads"
+        raise ValueError(
+            f"a .litertlm file that reads pictures has no {kind}: merge the adapters"
+            if separate
+            else f"a .litertlm file that reads pictures has no {kind}: export {model.name} without"
+        )
+
+
+def _image_token(vision: Vision, reader: Tokenizer) -> str:
+    """The text of the token in whose place a picture's features are.
+
+    Raises:
+        ValueError: the tokenizer does not read it as that token.
+    """
+    token = reader.token(vision.token_id)
+    if not token or reader.encode_more(token) != [vision.token_id]:
+        raise ValueError(
+            f"the tokenizer must read the token of a picture, id {vision.token_id}, as one token, "
+            f"got {token!r}" + (f" as {reader.encode_more(token)}" if token else "")
+        )
+    return token
+
+
+def _pictured(vision: Vision, chat: Chat, processor: ImageProcessor | None) -> Pictured:
+    """How a picture stands in a prompt."""
+    prefix, suffix = "", ""
+    if isinstance(processor, TileProcessor):
+        if chat.image != IMAGE:
+            raise ValueError(
+                f"images is a TileProcessor, whose pictures are {IMAGE}, but the tokenizer's token "
+                f"{vision.token_id} is {chat.image!r}"
+            )
+        prefix, _, suffix = processor.place((0, 0), 1).partition(IMAGE)
+    return Pictured(vision, Picture(vision.size, prefix, suffix), chat)
+
+
+def _check_picture_length(pictured: Pictured, reader: Tokenizer, request: Request) -> None:
+    """Raises ValueError unless a question about a picture is shorter than a conversation."""
+    parts = [{"type": "image"}, {"type": "text", "text": "a"}]
+    ids = pictured.ids([{"role": "user", "content": parts}], reader, request)
+    assert request.max_length is not None
+    if len(ids) >= request.max_length:
+        raise ValueError(
+            f"max_length must be more than {len(ids)}, the tokens of a picture "
+            f"({pictured.vision.count} features) and the chat template, got {request.max_length}"
         )
 
 

@@ -1,7 +1,8 @@
 """The section EMBEDDER: an id -> a vector with the id as a number in front.
 
 LiteRT-LM looks up the vector of a token in this section, and passes it to a graph. The table of
-tokens stays in that graph, so that a file has it once.
+tokens stays in that graph, so that a file has it once. In the place of a feature of a picture it
+passes what the section VISION_ADAPTER returns.
 
 Example:
 

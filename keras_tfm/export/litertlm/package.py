@@ -42,6 +42,19 @@ class Sampler(NamedTuple):
     seed: int | None
 
 
+class Picture(NamedTuple):
+    """A picture as LiteRT-LM gives it to a model.
+
+    Attributes:
+        size: (height, width) in pixels.
+        prefix, suffix: str, the texts before and after its features in a prompt.
+    """
+
+    size: tuple[int, int]
+    prefix: str
+    suffix: str
+
+
 class Chat(NamedTuple):
     """A conversation as LiteRT-LM writes it.
 
@@ -50,32 +63,82 @@ class Chat(NamedTuple):
         program: str, the Jinja program of the file.
         start: str, the start token, which the runtime adds by itself.
         user: tuple of str, the texts before and after a message of the user in a session.
+        image: str, the token of a picture; "" of a model that reads none.
+        reads_parts: bool, whether the program of a `JinjaTemplate` reads contents as lists.
     """
 
     template: Any
     program: str
     start: str
     user: tuple[str, str]
+    image: str = ""
+    reads_parts: bool = False
 
     def prompt(self, messages: Sequence[Any], **others: Any) -> str:
-        """The text of a conversation, without the start token."""
-        text: str = self.template.prompt(messages, **others)
+        """The text of a conversation, without the start token.
+
+        A part of the type image is the token of a picture there, or where the template has it.
+        """
+        template = self.template
+        if self.reads_parts:
+            messages = [{**x, "content": _parts(x.get("content"))} for x in messages]
+        elif self.image:
+            first = next((x for x in messages if x["role"] == "user"), {})
+            is_pictured = any(x["type"] == "image" for x in _parts(first.get("content")))
+            places_it = isinstance(template, ChatTemplate) and self.image in template.first
+            if places_it and not is_pictured:
+                template = _without(template, self.image)
+            messages = [
+                {**x, "content": _joined(x, "" if places_it and x is first else self.image)}
+                for x in messages
+            ]
+        text: str = template.prompt(messages, **others)
         return text.removeprefix(self.start)
 
 
+def _parts(content: Any) -> list[Any]:
+    """A content as LiteRT-LM gives it: a list of parts."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+
+
+def _joined(message: Mapping[str, Any], image: str) -> str:
+    """The text of a message, with the token of a picture for one."""
+    return "".join(
+        image if x["type"] == "image" else x["text"] for x in _parts(message.get("content"))
+    )
+
+
+def _without(template: ChatTemplate, image: str) -> ChatTemplate:
+    """A template that begins without a picture."""
+    system = template.system
+    if system is not None:
+        system = (system[0].replace(image, ""), system[1].replace(image, ""))
+    return template._replace(first=template.first.replace(image, ""), system=system)
+
+
 def chat_of(
-    template: Any, tokenizer: Tokenizer, start_id: int | None, end_ids: Sequence[int]
+    template: Any,
+    tokenizer: Tokenizer,
+    start_id: int | None,
+    end_ids: Sequence[int],
+    image: str = "",
 ) -> Chat:
     """The conversation of a chat template.
 
+    Args:
+        template: `ChatTemplate` or `JinjaTemplate`.
+        tokenizer: that of the file.
+        start_id, end_ids: its start and end tokens.
+        image: str, the token of a picture; "" of a model that reads none.
+
     Raises:
-        ValueError: a text of a `ChatTemplate` has a variable of Jinja, or a program cannot write
-            the message of a user.
+        ValueError: a text of a `ChatTemplate` has a variable of Jinja, or a picture where LiteRT-LM
+            gives none; or a program cannot write the message of a user, or a picture.
     """
     start = "" if start_id is None else tokenizer.token(start_id)
     ends = [tokenizer.token(one) for one in end_ids]
     if not isinstance(template, ChatTemplate):
-        return _chat_of_program(template, start, ends)
+        return _chat_of_program(template, start, ends, image)
     texts = {**template._asdict(), "system": "".join(template.system or ())}
     for name, text in texts.items():
         found = re.search(r"{{.*?}}|{%.*?%}", text, re.DOTALL)
@@ -89,54 +152,116 @@ def chat_of(
         system = (system[0].removeprefix(start), system[1])
     template = template._replace(first=template.first.removeprefix(start), system=system)
     end = next((x for x in ends if x and template.next.startswith(x)), "")
-    return Chat(template, jinja(template, end), start, (template.first, template.answer))
+    if image:
+        _check_places(template, image)
+    first = _without(template, image).first if image else template.first
+    return Chat(template, jinja(template, end, image), start, (first, template.answer), image)
 
 
-# LiteRT-LM gives a program each content as a list of parts, also a plain text; programs of
-# transformers expect texts.
-_TEXTS = """\
-{%- set all = namespace(messages=[]) -%}
+def _check_places(template: ChatTemplate, image: str) -> None:
+    """Raises ValueError unless a template begins with at most one picture, and has no other."""
+    begins = [template.first.count(image)]
+    if template.system is not None:
+        begins.append("".join(template.system).count(image))
+    others = template.answer + template.next
+    if max(begins) > 1 or min(begins) != max(begins) or image in others:
+        raise ValueError(
+            f"chat_template may have {image} once, before the user's first text, with and without "
+            f"a system message, got {template}"
+        )
+
+
+# LiteRT-LM gives a program each content as a list of parts, also a plain text; most programs of
+# transformers expect texts, those of models that read pictures expect lists.
+_CONTENTS = """\
+{%- set all = namespace(messages=[], pictures=0) -%}
 {%- for m in messages -%}
-{%- set one = namespace(text='') -%}
+{%- set one = namespace(content=NONE) -%}
 {%- if m.content is string -%}
-{%- set one.text = m.content -%}
+{%- set one.content = TEXT(m.content) -%}
 {%- elif m.content is defined and m.content is not none -%}
 {%- for part in m.content -%}
 {%- if part.type == 'text' -%}
-{%- set one.text = one.text + part.text -%}
+{%- set one.content = one.content + TEXT(part.text) -%}
 {%- elif part.type == 'tool_response' and part.response is string -%}
-{%- set one.text = one.text + part.response -%}
+{%- set one.content = one.content + TEXT(part.response) -%}
 {%- elif part.type == 'tool_response' -%}
-{%- set one.text = one.text + part.response|tojson -%}
-{%- else -%}
+{%- set one.content = one.content + TEXT(part.response|tojson) -%}
+IMAGE{%- else -%}
 REFUSAL
 {%- endif -%}
 {%- endfor -%}
 {%- endif -%}
-{%- set all.messages = all.messages + [dict(m, content=one.text)] -%}
+{%- set all.messages = all.messages + [dict(m, content=one.content)] -%}
 {%- endfor -%}
 {%- set messages = all.messages -%}
 """
+_IMAGE = """\
+{%- elif part.type == 'image' and not all.pictures -%}
+{%- set all.pictures = 1 -%}
+{%- set one.content = one.content + PICTURE -%}
+{%- elif part.type == 'image' -%}
+REFUSAL
+"""
+_ONE_PICTURE = "the model reads one picture in a conversation, got another"
 
 
-def _chat_of_program(template: Any, start: str, ends: Sequence[str]) -> Chat:
+def _contents(image: str, reads_parts: bool) -> str:
+    """The beginning of a program: the contents of messages as lists of parts, or as texts."""
+    picture, none, text = json.dumps(image, ensure_ascii=False), "''", r"\1"
+    if reads_parts:
+        picture, none, text = "[{'type': 'image'}]", "[]", r"[{'type': 'text', 'text': \1}]"
+    on_image = _IMAGE.replace("PICTURE", picture).replace("REFUSAL", _refusal(_ONE_PICTURE))
+    refusal = _refusal(CONTENT, "'a part of the type ' ~ part.type")
+    program = re.sub(r"TEXT\((.*?)\)", text, _CONTENTS.replace("NONE", none))
+    return program.replace("IMAGE", on_image if image else "").replace("REFUSAL", refusal)
+
+
+def _reads_parts(template: Any, image: str) -> bool:
+    """Whether a program writes a picture and a text, given as a list of parts.
+
+    Raises:
+        ValueError: it does not, and cannot write a text with the token of a picture, either.
+    """
+    parts = [{"type": "image"}, {"type": "text", "text": _PLACE}]
+    reasons = []
+    for content in (parts, image + _PLACE):
+        try:
+            text: str = template.prompt([{"role": "user", "content": content}])
+        except ValueError as error:
+            reasons.append(str(error))
+            continue
+        if (text.count(image), text.count(_PLACE)) == (1, 1):
+            return content is parts
+    raise ValueError(
+        f"the chat template cannot be used: it does not write a picture as {image}"
+        + (f" ({reasons[0]})" if reasons else "")
+    )
+
+
+def _chat_of_program(template: Any, start: str, ends: Sequence[str], image: str) -> Chat:
     """The conversation of a `JinjaTemplate`.
 
     What such a program writes behind the end token of an answer, such as a line break, is left to
     the next message: the runtime has read the tokens that the model generated, and reads only what
     the text of the conversation has more.
     """
-    user, answer = ({"role": role, "content": _PLACE} for role in ("user", "assistant"))
+    reads_parts = bool(image) and _reads_parts(template, image)
+
+    def message(role: str, text: str = _PLACE) -> dict[str, Any]:
+        return {"role": role, "content": _parts(text) if reads_parts else text}
+
+    user, answer = message("user"), message("assistant")
     before, found, after = template.prompt([user]).removeprefix(start).partition(_PLACE)
     if not found or _PLACE in after:
         raise ValueError("the chat template cannot be used: it changes or omits a user's message")
-    spoken = [{**user, "content": "a"}, answer]
+    spoken = [message("user", "a"), answer]
     rest = template.prompt(spoken, add_generation_prompt=False).rpartition(_PLACE)[2]
     rest = next((rest.removeprefix(x) for x in ends if x and rest.startswith(x)), "")
     names = [name for name in template.tokens if name in template.source]
     tokens = "".join(f"{{%- set {x} = {json.dumps(template.tokens[x])} -%}}" for x in names)
     program = (
-        _TEXTS.replace("REFUSAL", _refusal(CONTENT, "'a part of the type ' ~ part.type"))
+        _contents(image, reads_parts)
         + tokens
         + "{%- set text -%}"
         + template.source
@@ -153,10 +278,23 @@ def _chat_of_program(template: Any, start: str, ends: Sequence[str]) -> Chat:
             " and not add_generation_prompt -%}"
             f"{{%- set text = text[:text|length - {len(rest)}] -%}}{{%- endif -%}}"
         )
-    return Chat(template, program + "{{ text }}", start, (before, after))
+    program += "{{ text }}"
+    return Chat(template, program, start, (before, after), image, reads_parts)
 
 
-def jinja(template: ChatTemplate, end: str) -> str:
+# What a `ChatTemplate` begins with depends on whether the user does so with a picture.
+_PICTURES = """\
+{% set seen = namespace(pictures=0, first='') %}{% for m in messages %}\
+{% set number = loop.index0 %}\
+{% if m.content is not string and m.content is not mapping and m.content is sequence %}\
+{% for part in m.content %}{% if part.type == 'image' %}\
+{% set seen.pictures = seen.pictures + 1 %}\
+{% if number == 0 or messages[number - 1].role == 'system' %}\
+{% set seen.first = IMAGE %}{% endif %}{% endif %}{% endfor %}{% endif %}{% endfor %}\
+{% if seen.pictures > 1 %}REFUSAL{% endif %}"""
+
+
+def jinja(template: ChatTemplate, end: str, image: str = "") -> str:
     """The Jinja program that writes a conversation as `template.prompt` does.
 
     LiteRT-LM keeps what it has read, the end token that the model generated included, and reads
@@ -168,28 +306,51 @@ def jinja(template: ChatTemplate, end: str) -> str:
     Args:
         template: `ChatTemplate`, without a start token.
         end: str, the text of the end token, a prefix of `template.next`, or "".
+        image: str, the token of a picture; "": a part of the type image is refused. A picture with
+            the user's first text stands where the template has the token, otherwise, as a later
+            one, in its own place among the parts. Without a picture the template's token is left
+            out.
     """
     if template.gap:
         raise ValueError(
             "chat_template must have no gap before earlier answers, as LiteRT-LM keeps what it has "
             f"read, got {template.gap!r}: give a checkpoints.JinjaTemplate"
         )
-    content = (
-        "{% if m.content is string %}{{ m.content }}"
-        "{% elif m.content is mapping or m.content is not sequence or not m.content %}"
-        + _refusal(CONTENT, "m.content|string")
-        + "{% else %}{% for part in m.content %}"
-        "{% if part.type == 'text' and part.text is string %}{{ part.text }}{% else %}"
-        + _refusal(CONTENT, "'a part of the type ' ~ part.type")
-        + "{% endif %}{% endfor %}{% endif %}"
-    )
+
+    def content_with(picture: str | None) -> str:
+        """Writes a content; a picture is a text, or refused."""
+        on_image = "" if picture is None else "{% elif part.type == 'image' %}" + _quote(picture)
+        return (
+            "{% if m.content is string %}{{ m.content }}"
+            "{% elif m.content is mapping or m.content is not sequence or not m.content %}"
+            + _refusal(CONTENT, "m.content|string")
+            + "{% else %}{% for part in m.content %}"
+            "{% if part.type == 'text' and part.text is string %}{{ part.text }}"
+            + on_image
+            + "{% else %}"
+            + _refusal(CONTENT, "'a part of the type ' ~ part.type")
+            + "{% endif %}{% endfor %}{% endif %}"
+        )
+
+    def begin(text: str) -> str:
+        """Writes a text before the user's first one."""
+        if not image:
+            return _quote(text)
+        return "{{ seen.first }}".join(map(_quote, text.split(image)))
+
+    content = content_with(None)
+    later = content_with(image or None)
+    first = content_with("") if image and image in template.first else later
     if template.system is None:
         system = _refusal(NO_SYSTEM)
     else:
-        system = _quote(template.system[0]) + content + _quote(template.system[1])
+        system = begin(template.system[0]) + content + begin(template.system[1])
     roles = "messages|map(attribute='role')|join(', ')"
+    token = json.dumps(image, ensure_ascii=False)
+    pictures = _PICTURES.replace("IMAGE", token).replace("REFUSAL", _refusal(_ONE_PICTURE))
     return (
-        "{% if tools %}"
+        (pictures if image else "")
+        + "{% if tools %}"
         + _refusal("the chat template has no tools")
         + "{% endif %}{% for m in messages %}"
         + "".join(
@@ -199,15 +360,15 @@ def jinja(template: ChatTemplate, end: str) -> str:
         + "{% if m.role == 'system' and loop.first %}"
         + system
         + "{% elif m.role == 'user' and loop.first %}"
-        + _quote(template.first)
-        + content
+        + begin(template.first)
+        + first
         + _quote(template.answer)
         + "{% elif m.role == 'user' and messages[loop.index0 - 1].role == 'system' %}"
-        + content
+        + first
         + _quote(template.answer)
         + "{% elif m.role == 'user' and messages[loop.index0 - 1].role == 'assistant' %}"
         + _quote(template.next.removeprefix(end))
-        + content
+        + later
         + _quote(template.answer)
         + "{% elif m.role == 'assistant' and not loop.first"
         + " and messages[loop.index0 - 1].role == 'user' %}"
@@ -289,6 +450,7 @@ def write_package(
     end_ids: Sequence[int],
     sampler: Sampler,
     chat: Chat | None,
+    picture: Picture | None = None,
 ) -> None:
     """Writes a .litertlm file.
 
@@ -301,6 +463,7 @@ def write_package(
         end_ids: ids of the tokens that end an answer.
         sampler: `Sampler`, the default.
         chat: `Chat` or None, the format of conversations.
+        picture: `Picture` or None, of a model that reads pictures, with a `chat`.
     """
     messages = import_builder("runtime.proto.llm_metadata_pb2")
     parameters = import_builder("runtime.proto.sampler_params_pb2").SamplerParameters
@@ -309,7 +472,14 @@ def write_package(
         supports_thinking=getattr(chat and chat.template, "thinks", False),
         supports_function_calling=getattr(chat and chat.template, "takes_tools", False),
     )
-    metadata.llm_model_type.generic_model.SetInParent()
+    model = metadata.llm_model_type.generic_model
+    model.SetInParent()
+    if picture is not None and chat is not None:
+        token = re.escape(chat.image)
+        model.image_enabled, model.delimiter_regex = True, f"({token})"
+        model.image_token_regex = token
+        model.image_tensor_height, model.image_tensor_width = picture.size
+        model.image_prefix, model.image_suffix = picture.prefix, picture.suffix
     if start_id is not None:
         metadata.start_token.token_ids.ids.append(start_id)
     for one in end_ids:

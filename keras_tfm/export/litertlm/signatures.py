@@ -9,16 +9,22 @@ With n draft heads, `decode` also returns `activations` (1, 1, n), the drafted i
 of the section EMBEDDER and returns the logits of each, (1, T, V). Its `activations` (1, T, n) are
 the heads' drafts after the last draft that is right, in each row, since LiteRT-LM picks that row.
 
+Of a model that reads pictures, both take `embeddings` (1, T, 1 + D) of the sections EMBEDDER and
+VISION_ADAPTER instead of ids: the id and zeros, or -1 and the feature in the token's place.
+
 A prompt may be read in several prefills. The last one is padded on the right to N tokens. Causal
 attention does not see the padding, and the next step overwrites its columns.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 
 import keras
 import tensorflow as tf
 
 from keras_tfm.export.litertlm.lookup import convert_function, ids_of
+from keras_tfm.export.litertlm.vision import Vision
 from keras_tfm.export.signatures.host_caches import Caches
 from keras_tfm.export.signatures.request import Request
 from keras_tfm.export.signatures.signature import (
@@ -33,6 +39,8 @@ from keras_tfm.generation.strategies.drafts import best_tokens
 from keras_tfm.layers import DecodingScope
 from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
 
+# The input of a signature that takes no ids.
+_VECTORS = "embeddings"
 _LETTERS = {"key": "k", "transposed_value": "v", "mask": "mask"}
 # What carries drafts from a step of the model to the drafter.
 ACTIVATIONS = "activations"
@@ -40,15 +48,19 @@ ACTIVATIONS = "activations"
 _MULTIPLE = 32
 
 
-def litertlm_signatures(request: Request) -> list[Signature]:
+def litertlm_signatures(request: Request, vision: Vision | None = None) -> list[Signature]:
     """`prefill_<N>` for each prompt length of `request`, and `decode`.
+
+    Args:
+        request: the export.
+        vision: how the model reads pictures; None: it reads none.
 
     Raises:
         ValueError: the model cannot be stepped; the error names the layer.
     """
     assert request.max_length is not None
     check_stepping(request.model, request.target, length=request.max_length)
-    caches = _Caches(request)
+    caches = _Caches(request, vision)
     if caches.replaced:
         raise ValueError(
             f"LiteRT-LM runs models whose only state are keys and values, but {request.model.name} "
@@ -59,8 +71,11 @@ def litertlm_signatures(request: Request) -> list[Signature]:
     result = []
     for length in (*request.prompt_lengths, 1):
         role = "decode" if length == 1 else "prefill"
+        name, spec = request.target, tf.TensorSpec((1, length), "int32")
+        if vision is not None:
+            name, spec = _VECTORS, tf.TensorSpec((1, length, vision.width), "float32")
         specs = {
-            request.target: tf.TensorSpec((1, length), "int32"),
+            name: spec,
             caches.position: tf.TensorSpec((length,), "int32"),
             **caches.specs(caches.columns),
         }
@@ -104,6 +119,7 @@ class _Caches(Caches):
     """The KV caches under LiteRT-LM's names, without padding masks: every cached token is real.
 
     Attributes:
+        vision: `Vision` of a model that reads pictures.
         columns: int, number of columns (C). Padding is written, too, so the shortest prefill has to
             fit behind all tokens but one; LiteRT-LM refuses longer ones there.
     """
@@ -111,9 +127,24 @@ class _Caches(Caches):
     # LiteRT-LM takes whole caches, and passes one buffer as a cache's argument and result.
     write_first = True
 
-    def __init__(self, request: Request):
+    def __init__(self, request: Request, vision: Vision | None):
         super().__init__(request)
+        self.vision = vision
         self.columns = _column_count(request)
+
+    @cached_property
+    def _first_step(self) -> tuple[DecodingScope, Tensors]:
+        if self.vision is None:
+            return super()._first_step
+        with self.vision.places(tf.zeros((1, 1, self.vision.width))):
+            return super()._first_step
+
+    def read(self, given: Tensors) -> tuple[tf.Tensor, AbstractContextManager[None]]:
+        """The ids (1, T) of a signature's arguments, and the context in which a step reads them."""
+        if self.vision is None:
+            return given[self.request.target], nullcontext()
+        vectors = given[_VECTORS]
+        return self.vision.ids(vectors), self.vision.places(vectors)
 
     @property
     def position(self) -> str:
@@ -122,7 +153,7 @@ class _Caches(Caches):
 
     @property
     def encoded(self) -> dict[str, str]:
-        """Nothing: the only input is the stepped one."""
+        """Nothing: the only input is the stepped one, or has the features in their places."""
         return {}
 
     def flat_name(self, entry: str, part: str) -> str:
@@ -159,10 +190,10 @@ def _step(caches: _Caches, with_logits: bool, drafts: int) -> Function:
     request = caches.request
 
     def step(given: Tensors) -> Tensors:
-        tokens = given[request.target]
+        tokens, places = caches.read(given)
         if with_logits:
             tokens = _as_tokens(request, tokens)
-        with _scope(caches, given) as scope:
+        with places, _scope(caches, given) as scope:
             if with_logits and drafts:
                 logits, others = caches.step_partly(given, tokens)
                 activations = {ACTIVATIONS: _draft_ids(others(tf.constant(0)))}
@@ -179,7 +210,7 @@ def _verify(caches: _Caches, drafts: int) -> Signature:
     request, count = caches.request, drafts + 1
 
     def verify(given: Tensors) -> Tensors:
-        tokens = ids_of(given["embeddings"])
+        tokens = ids_of(given[_VECTORS])
         with _scope(caches, given) as scope:
             logits, others = caches.step_partly(given, _as_tokens(request, tokens))
             wrong = tf.cast(best_tokens(logits[0])[:-1] != tokens[0, 1:], "int32")
@@ -190,7 +221,7 @@ def _verify(caches: _Caches, drafts: int) -> Signature:
         return {"logits": logits, ACTIVATIONS: tf.tile(drafted, (1, count, 1)), **after}
 
     specs = {
-        "embeddings": tf.TensorSpec((1, count, drafts), "float32"),
+        _VECTORS: tf.TensorSpec((1, count, drafts), "float32"),
         caches.position: tf.TensorSpec((count,), "int32"),
         # LiteRT-LM fills it; the graph knows its own.
         "mask": tf.TensorSpec((1, 1, count, caches.columns), "bool"),

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from keras_tfm.export.litertlm.package import Chat, missing_litert_lm
+from keras_tfm.export.litertlm.package import Chat, Picture, missing_litert_lm
 from keras_tfm.export.litertlm.signatures import draft_count
+from keras_tfm.export.litertlm.vision import Vision
 from keras_tfm.export.signatures.request import Request
 from keras_tfm.export.verification.checks import Check, check, top_1_gaps
 from keras_tfm.export.verification.comparison import ModelOutputs
@@ -24,6 +25,7 @@ from keras_tfm.export.verification.verify import (
 )
 from keras_tfm.matmul_precision import full_precision
 from keras_tfm.runtime.inspection.subprocesses import run_module
+from keras_tfm.runtime.media.decoded_picture import import_pillow
 from keras_tfm.runtime.manifest.records import Json
 from keras_tfm.runtime.model import Model, load
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
@@ -33,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 # The maximum number of tokens to generate after a prompt.
 _TOKENS = 32
+# The number of pictures that the runtime is asked about.
+_PICTURES = 4
 # The name of the stock runtime's check.
 _NAME = "LiteRT-LM"
 
@@ -42,15 +46,44 @@ class _Answer(NamedTuple):
 
     Attributes:
         text: str, the prompt.
-        ids: its ids, the start token included.
+        others: dict of arrays, the model's inputs beside the text.
+        ids: its ids, the start token included, and the conversation around it.
         tokens: the tokens of the answer, without the end.
         logits: (T, V), those that the tokens, and the end, were chosen by.
     """
 
     text: str
+    others: dict[str, np.ndarray]
     ids: list[int]
     tokens: list[int]
     logits: np.ndarray
+
+
+class Pictured(NamedTuple):
+    """A model that reads pictures, and how they stand in conversations.
+
+    Attributes:
+        vision: `Vision` of the model.
+        picture: `Picture` of the file.
+        chat: `Chat`, the format of conversations.
+    """
+
+    vision: Vision
+    picture: Picture
+    chat: Chat
+
+    def ids(self, messages: Sequence[Json], tokenizer: Tokenizer, request: Request) -> list[int]:
+        """The ids of a conversation, with a placeholder for each feature of its picture."""
+        image = self.chat.image
+        place = self.picture.prefix + image * self.vision.count + self.picture.suffix
+        text = self.chat.prompt(messages).replace(image, place)
+        return _ids_of(text, tokenizer, request)
+
+    def inputs(self, pixels: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """The model's inputs beside a text, by default without a picture."""
+        if pixels is None:
+            pixels = np.zeros((*self.vision.size, 3), "uint8")
+        return {self.vision.pixels: pixels[np.newaxis]}
 
 
 def check_runtime() -> None:
@@ -69,6 +102,7 @@ def verify_litertlm(
     chat: Chat | None,
     tolerance: float | None,
     adapters: tuple[Path, Path] | None = None,
+    pictured: Pictured | None = None,
 ) -> Verification:
     """Compares a .litertlm file with the model.
 
@@ -85,6 +119,8 @@ def verify_litertlm(
         chat: `Chat` or None, the format of conversations.
         tolerance: as in `verify`.
         adapters: the model's adapter, as a file for our runtime and as one for LiteRT-LM.
+        pictured: `Pictured` of a model that reads pictures: the runtime must also answer questions
+            about some with the text of the signatures.
 
     Raises:
         VerificationError: something differs.
@@ -93,13 +129,32 @@ def verify_litertlm(
     own, stock = (None, None) if adapters is None else adapters
     verification = verify(model, signatures, None, tolerance, adapter=own)
     _log.info("running %s with LiteRT-LM", path.name)
+    prompts = _prompts(request, tokenizer, _lengths(request))
     with load(signatures, adapter=own) as file:
-        answers = [
-            _answer(file, request, text, ids)
-            for text, ids in _prompts(request, tokenizer, _lengths(request))
-        ]
+
+        def answer(text: str, ids: list[int], pixels: np.ndarray | None = None) -> _Answer:
+            others = {} if pictured is None else pictured.inputs(pixels)
+            return _answer(file, request, text, others, ids)
+
+        answers = [answer(*x) for x in prompts]
+        questions = [] if pictured is None else _questions(pictured, prompts)
+        about = []
+        for message, pixels in questions:
+            assert pictured is not None
+            ids = pictured.ids([message], tokenizer, request)
+            if len(ids) < _longest(request):
+                about.append((message, pixels, answer(message["content"][-1]["text"], ids, pixels)))
     conversations = [] if chat is None else _conversations(chat)
     drafts = draft_count(model)
+    pictures = []
+    for i, (message, pixels, x) in enumerate(about):
+        image = {"type": "image", "path": str(path.with_name(f"picture_{i}.png"))}
+        import_pillow().Image.fromarray(pixels).save(image["path"])
+        content = [image if part["type"] == "image" else part for part in message["content"]]
+        count = max(1, len(x.logits))
+        pictures.append(
+            {"message": {**message, "content": content}, "tokens": x.tokens, "count": count}
+        )
     found = run_module(
         "running LiteRT-LM",
         "keras_tfm.runtime.inspection.litertlm_process",
@@ -109,6 +164,7 @@ def verify_litertlm(
                 {"text": x.text, "tokens": x.tokens, "count": max(1, len(x.logits))}
                 for x in answers
             ],
+            "pictures": pictures,
             "conversations": conversations,
             "drafts": drafts,
             "adapter": None if stock is None else str(stock),
@@ -140,6 +196,13 @@ def verify_litertlm(
             for how, text, wanted in made
             if text not in wanted and not _is_close(x, text, texts, allowed)
         ]
+    for (message, _, x), answered in zip(about, found["pictures"], strict=True):
+        text, texts = answered["text"], answered["expected"]
+        if text != texts[-1] and not _is_close(x, text, texts, allowed):
+            failures.append(
+                f"LiteRT-LM answers {x.text[:40]!r} about a picture with {text[:40]!r}, expected "
+                f"{texts[-1][:40]!r}"
+            )
     for conversation, text in zip(conversations, found["conversations"], strict=True):
         assert chat is not None
         wanted = chat.prompt(**conversation)
@@ -152,6 +215,10 @@ def verify_litertlm(
             failures.append(f"LiteRT-LM writes a conversation as {text!r}, expected {wanted!r}")
     row = _against_model(model, request, answers, decode, [x["ms"] for x in found["prompts"]])
     verification.checks.append(row)
+    if about:
+        ms_of_pictures = [x["ms"] for x in found["pictures"]]
+        row = _against_model(model, request, [x for *_, x in about], decode, ms_of_pictures)
+        verification.checks.append(replace(row, signature=f"{_NAME} pictures"))
     if drafts:
         ms = float(np.median([x["drafted_ms"] for x in found["prompts"]]))
         verification.checks.append(replace(row, signature=f"{_NAME} drafts", ms=ms))
@@ -178,13 +245,31 @@ def _prompts(
     request: Request, tokenizer: Tokenizer, lengths: Sequence[int]
 ) -> list[tuple[str, list[int]]]:
     """Texts with these numbers of tokens, or slightly fewer, and their ids with the start token."""
+    return texts_of_lengths(tokenizer, lambda text: _ids_of(text, tokenizer, request), lengths)
+
+
+def _ids_of(text: str, tokenizer: Tokenizer, request: Request) -> list[int]:
+    """The ids of a text, with the start token."""
     start = [] if request.start_id is None else [request.start_id]
+    ids = tokenizer.encode_prompt(text, request.end_ids)
+    return start + (ids[1:] if start and ids[:1] == start else ids)
 
-    def ids_of(text: str) -> list[int]:
-        ids = tokenizer.encode_prompt(text, request.end_ids)
-        return start + (ids[1:] if start and ids[:1] == start else ids)
 
-    return texts_of_lengths(tokenizer, ids_of, lengths)
+def _questions(
+    pictured: Pictured, prompts: Sequence[tuple[str, list[int]]]
+) -> list[tuple[Json, np.ndarray]]:
+    """Messages with a picture of the model's size, and its pixels."""
+    random = np.random.default_rng(0)
+    height, width = pictured.vision.size
+    result = []
+    for i, text in enumerate([text for text, _ in prompts][:_PICTURES]):
+        # Blocks of colour, since features of fine noise are alike.
+        rows, columns = -(-height // (2 + i)), -(-width // (3 + i))
+        blocks = random.integers(0, 256, (2 + i, 3 + i, 3), "uint8")
+        pixels = blocks.repeat(rows, 0).repeat(columns, 1)[:height, :width]
+        parts = [{"type": "image"}, {"type": "text", "text": text}]
+        result.append(({"role": "user", "content": parts}, pixels))
+    return result
 
 
 def texts_of_lengths(
@@ -212,7 +297,9 @@ def texts_of_lengths(
     return result
 
 
-def _answer(file: Model, request: Request, text: str, ids: list[int]) -> _Answer:
+def _answer(
+    file: Model, request: Request, text: str, others: dict[str, np.ndarray], ids: list[int]
+) -> _Answer:
     """The greedy answer of the file's signatures."""
     logits: list[np.ndarray] = []
 
@@ -221,13 +308,16 @@ def _answer(file: Model, request: Request, text: str, ids: list[int]) -> _Answer
         return np.argmax(x, axis=-1)
 
     tokens = []
-    for chosen in file.stream({request.target: [ids]}, choose):
+    known = request.interface.inputs[request.target].placeholder
+    for chosen in file.stream({**others, request.target: [ids]}, choose):
         if chosen[0] in request.end_ids:
             break
         tokens.append(int(chosen[0]))
         if len(tokens) == _TOKENS or len(ids) + len(tokens) == _longest(request):
             break
-    return _Answer(text, ids, tokens, np.stack(logits))
+        if known is not None and tokens[-1] == known.token_id:  # which is no text
+            break
+    return _Answer(text, others, ids, tokens, np.stack(logits))
 
 
 def _is_close(expected: _Answer, text: str, texts: Sequence[str], allowed: float) -> bool:
@@ -267,8 +357,9 @@ def _against_model(
     for x in answers:
         # Keras masks a padding id that was generated; the file takes it for a token.
         count = next((n for n, token in enumerate(x.tokens) if token in pads), len(x.logits))
-        ids = np.array([[*x.ids, *x.tokens]], "int32")
-        full = ModelOutputs(model).logits({request.target: ids})[0, len(x.ids) - 1 :][:count]
+        read = [*x.ids, *x.tokens][: len(x.ids) + len(x.logits) - 1]
+        inputs = {**x.others, request.target: np.array([read], "int32")}
+        full = ModelOutputs(model).logits(inputs)[0, len(x.ids) - 1 :][:count]
         wanted.append(full.ravel())
         gaps.append(top_1_gaps(x.logits[:count], full))
     result = check(_NAME, len(answers), gaps, wanted, gaps, ms)

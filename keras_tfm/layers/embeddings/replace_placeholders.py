@@ -18,6 +18,7 @@ from keras_tfm.layers.types import Config, Shape, Size, Tensor
 from keras_tfm.runtime.decoding.placeholders import check_count
 
 _checks: ContextVar[bool] = ContextVar("checks_placeholders", default=True)
+_in_place: ContextVar[tuple[Tensor, Tensor] | None] = ContextVar("in_place", default=None)
 
 
 @contextmanager
@@ -37,6 +38,31 @@ def any_placeholders() -> Iterator[None]:
         yield
     finally:
         _checks.reset(token)
+
+
+@contextmanager
+def features_in_place(is_feature: Tensor, features: Tensor) -> Iterator[None]:
+    """The context in which a host has put the features in the places of their tokens.
+
+    The layer then reads no other features, counts no placeholders, and caches nothing.
+
+    Args:
+        is_feature: (B, T), boolean, the places.
+        features: float tensor (B, T, D).
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import ReplacePlaceholders
+    >>> from keras_tfm.layers.embeddings.replace_placeholders import features_in_place
+    >>> x, features = np.zeros((1, 2, 1), "float32"), np.ones((1, 2, 1), "float32")
+    >>> with features_in_place(np.array([[False, True]]), features):
+    ...     np.array(ReplacePlaceholders(9)(x, np.array([[3, 9]]), features)).tolist()
+    [[[0.0], [1.0]]]
+    """
+    token = _in_place.set((is_feature, features))
+    try:
+        yield
+    finally:
+        _in_place.reset(token)
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -113,6 +139,10 @@ class ReplacePlaceholders(RematerializedLayer):
     ) -> Tensor:
         """(B, T, D), (B, T), (B, N, D) -> (B, T, D)."""
         self._check_shapes(x.shape, tokens.shape, features.shape)
+        given = _in_place.get()
+        if given is not None:
+            places, vectors = given
+            return ops.where(ops.expand_dims(places, -1), ops.cast(vectors, x.dtype), x)
         is_placeholder = ops.equal(as_integers(tokens, f"{self.name}: tokens"), self.token_id)
         count = _size(features, 1)
         if features_mask is None:

@@ -21,14 +21,16 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
             heads of the file; "adapter": str, the path of a LoRA adapter: both optional.
             "conversations": list of lists of
             messages, dicts with a "role" and a "content", or of dicts of "messages", "tools" and
-            other variables of the chat template. Or, of a file of embeddings,
+            other variables of the chat template. "pictures": list of dicts with a "message" that
+            has a picture, and "count" and "tokens" as of a prompt; optional. Or, of a file of embeddings,
             "embeddings": list of dicts with a "text" and the "strategy" for one that is too long.
 
     Returns:
         A dict. "prompts": for each prompt the "ids" of its text, the generated "text", the texts of
         the first 0, 1, 2... tokens that were expected ("expected"), and the milliseconds per token
         ("ms"); with drafts also the text and the milliseconds of speculative decoding ("drafted",
-        "drafted_ms"). "conversations": the text of each conversation in the template of the file.
+        "drafted_ms"). "pictures": the same of the answers to messages, without ids.
+        "conversations": the text of each conversation in the template of the file.
         "embeddings": for each text its "vector", and the milliseconds that it took ("ms").
     """
     import litert_lm
@@ -37,9 +39,11 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
     greedy = litert_lm.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0)
     if "embeddings" in questions:
         return {"embeddings": _embed(path, questions["embeddings"])}
-    answers: dict[str, Any] = {"prompts": [], "conversations": []}
+    answers: dict[str, Any] = {"prompts": [], "pictures": [], "conversations": []}
     # No cache of packed weights beside the file.
-    with litert_lm.Engine(path, litert_lm.Backend.CPU(), cache_dir=":nocache") as engine:
+    cpu, pictures = litert_lm.Backend.CPU(), questions.get("pictures") or []
+    seeing = {"vision_backend": cpu} if pictures else {}
+    with litert_lm.Engine(path, cpu, cache_dir=":nocache", **seeing) as engine:
         drafts, adapter = questions.get("drafts", 0), questions.get("adapter")
         lora = None if adapter is None else litert_lm.LoraConfig(lora_path=adapter)
 
@@ -57,15 +61,30 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
                 seconds = time.perf_counter() - start
             return text, 1e3 * seconds / max(1, len(prompt["tokens"]))
 
+        def expected(tokens: list[int]) -> list[str]:
+            return [engine.detokenize(tokens[:n]) if n else "" for n in range(len(tokens) + 1)]
+
+        for question in pictures:
+            with engine.create_conversation(
+                max_output_tokens=question["count"], sampler_config=greedy
+            ) as conversation:
+                start = time.perf_counter()
+                parts = conversation.send_message(question["message"])["content"]
+                seconds = time.perf_counter() - start
+            answers["pictures"].append(
+                {
+                    "text": "".join(x["text"] for x in parts if x["type"] == "text"),
+                    "expected": expected(question["tokens"]),
+                    "ms": 1e3 * seconds / max(1, len(question["tokens"])),
+                }
+            )
         for prompt in questions["prompts"]:
             tokens = prompt["tokens"]
             text, ms = generate(prompt, prompt["count"], drafted=False)
             answer = {
                 "ids": engine.tokenize(prompt["text"]),
                 "text": text,
-                "expected": [
-                    engine.detokenize(tokens[:n]) if n else "" for n in range(len(tokens) + 1)
-                ],
+                "expected": expected(tokens),
                 "ms": ms,
             }
             if drafts:
