@@ -26,6 +26,14 @@ TEMPLATE = runtime.ChatTemplate(
     ("System: ", f"{END}\nUser:<image>"),
     " ",
 )
+# The chat template as a program: SmolVLM's, without its start token.
+PROGRAM = (
+    "{% for message in messages %}{{message['role'] | capitalize}}"
+    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}"
+    "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
 PROCESSOR = runtime.TileProcessor((SIDE, SIDE), longest_edge=EDGE, num_images=IMAGES)
 PICTURES = [
     np.random.default_rng(i).integers(0, 256, (*size, 3), "uint8").repeat(5, 0).repeat(5, 1)

@@ -247,7 +247,7 @@ def export(
             "--prompt": prompt,
         }
         others |= {"--detokenizer": detokenizer, "--data": data, "--inputs": inputs}
-        others |= {"--images": images, "--labels": labels}
+        others |= {"--labels": labels}
         given = [option for option, value in others.items() if value is not None]
         given += ["--accelerator"] * (accelerator is Accelerator.gpu)
         given += ["--cache"] * (cache is Cache.int8)
@@ -312,7 +312,7 @@ def export(
     }
     with work(f"exporting {model.name}", EXPORT_OPTIONS):
         if format_ is Format.litertlm:
-            names = ["max_length", "start_id", "end_id", "tokenizer", "chat_template"]
+            names = ["max_length", "start_id", "end_id", "tokenizer", "chat_template", "images"]
             names += ["source_length"] * (embeds or lengths is not None)
             chosen = {name: arguments[name] for name in names}
             report = export_litertlm(

@@ -29,6 +29,7 @@ from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub
 from keras_tfm.models.identity import identity_of
 from keras_tfm.models.quantization.state import quantization_of
 from keras_tfm.runtime.media.tile_processor import TileProcessor
+from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 
 # Arguments of an export, of a builder, or fields of a configuration, by name.
 Arguments = dict[str, Any]
@@ -332,8 +333,9 @@ def _take_folder(
     _take_tokenizers(made, folder, texts, given, writes)
     has_tokenizer = "tokenizer" in given or "tokenizer" in made.arguments
     if writes and "chat_template" not in given and len(texts) == 1 and has_tokenizer:
-        _take_template(made, folder, model)
-    if "images" not in given and not is_litertlm:
+        _take_template(made, folder, model, is_litertlm)
+    reads_placeholders = any(x.placeholder for x in interface_of(model).inputs.values())
+    if "images" not in given and (reads_placeholders or not is_litertlm):
         _take_images(made, folder, model)
     if writes:
         if "end_id" not in given:
@@ -398,11 +400,14 @@ def _take_tokenizers(
     made.take("tokenizer", tokenizer if len(texts) == 1 and writes else value)
 
 
-def _take_template(made: Taken, folder: Path, model: keras.Model) -> None:
-    from keras_tfm.checkpoints import load_chat_template
+def _take_template(made: Taken, folder: Path, model: keras.Model, is_litertlm: bool) -> None:
+    from keras_tfm.checkpoints import load_chat_template, load_jinja_template
 
     try:
         image = any(x.placeholder for x in interface_of(model).inputs.values())
+        if image and is_litertlm:  # whose conversations may begin without a picture
+            made.take("chat_template", load_jinja_template(folder))
+            return
         template = load_chat_template(folder, image)
     except FileNotFoundError:
         return
@@ -452,10 +457,20 @@ def _take_start(made: Taken, ids: Arguments) -> None:
     start = ids.get("bos_token_id")
     if first and first[0] not in ends:
         made.take("start_id", first[0])
-    elif template is not None and type(start) is int and tokenizer.id_to_token(start):
+    elif template is not None and type(start) is int:
         text = tokenizer.id_to_token(start)
-        if any(x.startswith(text) for x in (template.first, *(template.system or ())[:1])):
+        if text and any(x.startswith(text) for x in _beginnings(template)):
             made.take("start_id", start)
+
+
+def _beginnings(template: Any) -> list[str]:
+    """What conversations begin with, in a `ChatTemplate` or a `JinjaTemplate`."""
+    if isinstance(template, ChatTemplate):
+        return [template.first, *(template.system or ())[:1]]
+    try:
+        return [template.prompt([{"role": "user", "content": [{"type": "text", "text": "a"}]}])]
+    except ValueError:  # the export says so
+        return []
 
 
 def _take_generation(

@@ -1,5 +1,6 @@
 """Files for LiteRT-LM, run by Google's runtime: its greedy text is that of full passes in Keras."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import small_smolvlm
 from families import small_model
 from keras_weights import randomize
 from small_exports import small
@@ -17,7 +19,7 @@ from small_tokenizers import byte_pairs, sentence_pieces, word_pieces
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 
-from keras_tfm import cli, export, layers, models, runtime
+from keras_tfm import checkpoints, cli, export, layers, models, runtime
 from keras_tfm.export.graph.adapters import adapted_layers
 from keras_tfm.export.litertlm import export as litertlm
 from keras_tfm.export.litertlm import package as litertlm_package
@@ -458,6 +460,314 @@ def test_adapters_that_the_stock_runtime_lacks_are_refused_in_one_line(tmp_path)
     models.enable_lora(model, rank=16)
     drafts = models.with_draft_heads(model, 2)
     refused(ValueError, "without draft heads, gpt has draft heads", model=drafts, **kept)
+    assert not list(tmp_path.iterdir())
+
+
+IMAGE, SIDE, FEATURES = "<image>", small_smolvlm.SIDE, small_smolvlm.FEATURES
+# A whole picture, not tiles.
+WHOLE = dataclasses.replace(small_smolvlm.PROCESSOR, num_images=None)
+PICTURED = small_smolvlm.TEMPLATE._replace(gap="")
+
+
+def smolvlm(**options):
+    """Of one image in a row."""
+    reader = small_smolvlm.tokenizer()
+    tower = {"dim": 10, "num_layers": 1, "num_heads": 5, "intermediate_dim": 7}
+    model = models.smolvlm(
+        reader.get_vocab_size(), dim=16, num_layers=2, num_heads=4, num_key_value_heads=2,
+        intermediate_dim=11, rope_theta=99.0, image_id=reader.token_to_id(IMAGE),
+        image_size=SIDE, patch_size=5, scale_factor=2, image=tower, **options,
+    )  # fmt: skip
+    return randomize(model, seed=5)
+
+
+def picture_options(**more):
+    end_id = small_smolvlm.tokenizer().token_to_id(small_smolvlm.END)
+    options = {"max_length": 100, "prefill_lengths": [8, 32], "end_id": end_id, "images": WHOLE}
+    return {"tokenizer": small_smolvlm.tokenizer(), "chat_template": PICTURED, **options, **more}
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    """A model that reads a picture, and its verified file."""
+    model, path = smolvlm(), tmp_path_factory.mktemp("seeing") / "seeing.litertlm"
+    return model, export.export_litertlm(model, path, **picture_options())
+
+
+def answer_to(model, pixels, text, count, after=(), place=None, reader=None, end=small_smolvlm.END):
+    """The ids of a prompt with a picture in it, and the greedy tokens after it in Keras."""
+    reader = reader or small_smolvlm.tokenizer()
+    if place is None:
+        around = "<fake_token_around_image>"
+        place = f"{around}<global-img>{IMAGE * FEATURES}{around}"
+    ids = [*after, *reader.encode(text.replace(IMAGE, place)).ids]
+    target = next(name for name in model.input if name != "pixels")
+    tokens = []
+    while len(tokens) < count:
+        row = np.array([[*ids, *tokens]], "int32")
+        logits = np.asarray(model({"pixels": pixels[None], target: row}))[0, -1]
+        if np.argmax(logits) == reader.token_to_id(end):
+            break
+        tokens.append(int(np.argmax(logits)))
+    return ids, tokens
+
+
+def as_the_runtime(picture, height, width):
+    """A picture of another size as LiteRT-LM stretches it: Catmull-Rom, in linear light."""
+
+    def weights(old, new):
+        scale = max(1.0, old / new)  # filters are widened where a picture shrinks
+        centres = (np.arange(new)[:, None] + 0.5) * old / new
+        x = np.abs((np.arange(-4 * old, 5 * old) + 0.5 - centres) / scale)
+        inner, outer = 1.5 * x**3 - 2.5 * x**2 + 1, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
+        values = np.where(x < 1, inner, np.where(x < 2, outer, 0.0))
+        result = np.zeros((new, old))
+        for place, column in zip(range(-4 * old, 5 * old), values.T, strict=True):
+            result[:, min(max(place, 0), old - 1)] += column
+        return result / result.sum(1, keepdims=True)
+
+    x = picture / 255.0
+    x = np.where(x <= 0.04045, x / 12.92, ((x + 0.055) / 1.055) ** 2.4)
+    rows, columns = weights(len(x), height), weights(x.shape[1], width)
+    x = np.clip(np.einsum("ai,bj,ijc->abc", rows, columns, x), 0, 1)
+    x = np.where(x <= 0.0031308, 12.92 * x, 1.055 * x ** (1 / 2.4) - 0.055)
+    return np.round(255 * x).astype("uint8")
+
+
+_PICTURES = """
+import json, sys, litert_lm
+path, sees, count, conversations = json.load(sys.stdin)
+cpu = litert_lm.Backend.CPU()
+greedy = litert_lm.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0)
+seeing = {"vision_backend": cpu} if sees else {}
+answers = []
+with litert_lm.Engine(path, cpu, cache_dir=":nocache", **seeing) as engine:
+    for turns in conversations:
+        with engine.create_conversation(
+            max_output_tokens=count, sampler_config=greedy
+        ) as conversation:
+            for message, tokens in turns:
+                try:
+                    parts = conversation.send_message(message)["content"]
+                except RuntimeError:
+                    answers.append(["refused", ""])
+                    break
+                wanted = engine.detokenize(tokens) if tokens else ""
+                text = "".join(x["text"] for x in parts)
+                answers.append([text.partition("\\0")[0], wanted])  # where `detokenize` ends
+print(json.dumps(answers))
+"""
+
+
+def asked(path, conversations, count, sees=True):
+    """The stock runtime's answers, and the texts of the tokens beside the messages."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PICTURES],
+        input=json.dumps([str(path), sees, count, conversations]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def message(*parts):
+    texts = [x if isinstance(x, dict) else {"type": "text", "text": x} for x in parts]
+    return {"role": "user", "content": texts}
+
+
+def saved(folder, picture):
+    from PIL import Image
+
+    path = folder / f"{len(list(folder.iterdir()))}.png"
+    Image.fromarray(picture).save(path)
+    return {"type": "image", "path": str(path)}
+
+
+def pictures_of(sizes):
+    random = np.random.default_rng(3)
+    return [random.integers(0, 256, (*size, 3), "uint8") for size in sizes]
+
+
+def test_the_stock_runtime_answers_about_pictures(seeing, tmp_path):
+    """Of the model's size and of others, first and later; and texts without any."""
+    model, report = seeing
+    assert [x.signature for x in report.verification.checks[-2:]] == [
+        "LiteRT-LM",
+        "LiteRT-LM pictures",
+    ]
+    assert [x.top_1 for x in report.verification.checks[-2:]] == [1.0, 1.0]
+    end, count, conversations = small_smolvlm.END, 5, []
+    for picture in pictures_of([(SIDE, SIDE), (90, 41), (13, 70)]):
+        pixels = as_the_runtime(picture, SIDE, SIDE) if len(picture) != SIDE else picture
+        image = saved(tmp_path, picture)
+        ids, tokens = answer_to(model, pixels, f"User:{IMAGE}Why?{end}\nAssistant:", count)
+        conversations.append([[message(image, "Why?"), tokens]])
+        if len(picture) == SIDE:  # an answer that was cut off has no end token
+            follows = f"\nUser: And now?{end}\nAssistant:"
+            _, later = answer_to(model, pixels, follows, count, [*ids, *tokens])
+            conversations[-1].append([message("And now?"), later])
+    ids, tokens = answer_to(model, pixels, f"User:When?{end}\nAssistant:", count)
+    follows = f"\nUser: And {IMAGE}?{end}\nAssistant:"
+    _, later = answer_to(model, pixels, follows, count, [*ids, *tokens])
+    conversations.append([[message("When?"), tokens], [message("And ", image, "?"), later]])
+    answers = asked(report.path, conversations, count)
+    assert [text for text, _ in answers] == [wanted for _, wanted in answers]
+    assert len({text for text, _ in answers}) > 4
+    ((text, wanted),) = asked(report.path, [conversations[-1][:1]], count, sees=False)
+    assert text == wanted
+
+
+def test_the_stock_runtime_refuses_what_the_model_cannot_read(seeing, tmp_path):
+    """And never drops a picture."""
+    image = saved(tmp_path, *pictures_of([(SIDE, SIDE)]))
+    wrong = [
+        [message(image, image, "Why?")],
+        [message("Why?"), message(image), message(image)],
+        [message("Why <image>?")],
+        [message({"type": "image", "path": "/none.png"}, "Why?")],
+        [message({"type": "audio", "path": "/none.wav"}, "Why?")],
+    ]
+    path = seeing[1].path
+    answers = asked(path, [[[x, []] for x in turns] for turns in wrong], 3)
+    assert [text == "refused" for text, _ in answers] == [True, False, False, *[True] * 4]
+    assert asked(path, [[[message(image), []]]], 3, sees=False) == [["refused", ""]]
+
+
+@pytest.mark.slow
+def test_pictures_with_rounded_weights(tmp_path):
+    path = tmp_path / "x.litertlm"
+    report = export.export_litertlm(smolvlm(), path, quantization="int8", **picture_options())
+    row = report.verification.checks[-1]
+    assert row.signature == "LiteRT-LM pictures" and row.rows == 4
+    assert row.relative_error < row.tolerance < 0.3
+
+
+@pytest.mark.slow
+def test_a_folder_that_reads_pictures(tmp_path):
+    """Its Jinja program, whose prompts are those of transformers with and without a picture."""
+    reader, end = small_smolvlm.tokenizer(), small_smolvlm.END
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    checkpoints.save_huggingface(
+        small_smolvlm.model(), folder, reader.token_to_id(end),
+        image_processor=small_smolvlm.PROCESSOR,
+    )  # fmt: skip
+    reader.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text(small_smolvlm.PROGRAM)
+    path = tmp_path / "x.litertlm"
+    report = export.export_litertlm(folder, path, prefill_lengths=[16])
+    assert "its rule for pictures" in report.notes[-1]
+    transformers = pytest.importorskip("transformers")
+    live = transformers.AutoTokenizer.from_pretrained(folder)
+    image, model = (
+        saved(tmp_path, *pictures_of([(SIDE, SIDE)])),
+        checkpoints.load_huggingface(folder),
+    )
+    (pixels,), conversations = pictures_of([(SIDE, SIDE)]), []
+    for parts in ([image, "Why?"], ["Why ", image, "?"], ["Why?"]):
+        one = message(*parts)
+        prompt = live.apply_chat_template([one], tokenize=False, add_generation_prompt=True)
+        _, tokens = answer_to(model, pixels, prompt, 6)
+        conversations.append([[one, tokens]])
+    answers = asked(path, conversations, 6)
+    assert [text for text, _ in answers] == [wanted for _, wanted in answers]
+    assert answers[0] != answers[2]
+
+
+def photographed():
+    """By hand: a picture of 8 x 12 pixels as six features, and inputs of other names."""
+    reader = photo_tokenizer()
+    pixels, ids = (
+        keras.Input((8, 12, 3), name="pixels"),
+        keras.Input((None,), dtype="int32", name="ids"),
+    )
+    x = layers.ImageNormalization([0.4, 0.5, 0.6], [0.2, 0.3, 0.25])(pixels)
+    x = keras.layers.Conv2D(7, 4, 4, activation="gelu")(x)
+    features = keras.layers.Dense(10)(keras.layers.Reshape((6, 7))(x))
+    x = layers.TokenEmbedding(reader.get_vocab_size(), 10, name="embedding")(ids)
+    x = layers.ReplacePlaceholders(reader.token_to_id("[IMG|1]"))(x, ids, features)
+    for i in range(2):
+        attention = layers.MultiHeadSelfAttention(
+            5, causal=True, head_dim=2, position=layers.RotaryEmbedding()
+        )
+        x = layers.TransformerDecoderBlock(
+            self_attention=attention, feed_forward=layers.FeedForward(13), cross_attention=False,
+            name=f"block_{i}",
+        )(x)  # fmt: skip
+    logits = keras.layers.Dense(reader.get_vocab_size(), name="head")(x)
+    return randomize(keras.Model({"ids": ids, "pixels": pixels}, logits, name="photo"), seed=8)
+
+
+def photo_tokenizer():
+    """Whose token of a picture has characters that mean something in regular expressions."""
+    reader = Tokenizer.from_str(byte_pairs().to_str())
+    reader.add_special_tokens(["[IMG|1]"])
+    return reader
+
+
+PHOTO_PROGRAM = (
+    "{{ '<s>' }}{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}model:{% endif %}"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["template", "program"])
+def test_a_composed_model_that_reads_pictures(kind, tmp_path):
+    """A start token, a picture where the user puts it, and a program that writes texts."""
+    template = TEMPLATE if kind == "template" else checkpoints.JinjaTemplate(PHOTO_PROGRAM)
+    model, reader, path = photographed(), photo_tokenizer(), tmp_path / "x.litertlm"
+    report = export.export_litertlm(
+        model, path, reader, chat_template=template, images=runtime.ImageProcessor((8, 12)), **SIZES
+    )
+    assert report.verification.checks[-1].top_1 == 1.0
+    conversations = []
+    for place, pixels in enumerate(pictures_of([(8, 12)] * 4)):
+        parts = ["Why", " not?"]
+        parts.insert(place % 3, saved(tmp_path, pixels))
+        text = "".join(x if isinstance(x, str) else "[IMG|1]" for x in parts)
+        prompt = template.prompt([{"role": "user", "content": text}])
+        prompt = prompt.removeprefix("<s>").replace("[IMG|1]", "[IMG|1]" * 6)
+        _, tokens = answer_to(model, pixels, prompt, 6, [START], reader=reader, end="</s>")
+        conversations.append([[message(*parts), tokens]])
+    answers = asked(path, conversations, 6)
+    assert [text for text, _ in answers] == [wanted for _, wanted in answers]
+    assert len({text for text, _ in answers}) > 1
+
+
+def test_models_of_pictures_that_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = smolvlm()
+
+    def refuse(match, model=model, **more):
+        refused(ValueError, match, model=model, start_id=None, **picture_options(**more))
+
+    refuse("smolvlm reads pictures: .* needs a chat_template .*got None", chat_template=None)
+    refuse("reads 5 images of each row, such as tiles", model=small_smolvlm.model(), images=None)
+    refuse(r"images for 'pixels' must have the shape \(30, 30, 3\)", images=small_smolvlm.PROCESSOR)
+    refuse(
+        "read the token of a picture, id 301, as one token, got ''",
+        tokenizer=byte_pairs(),
+        end_id=2,
+    )
+    short = {"max_length": 24, "prefill_lengths": [8]}
+    refuse(r"max_length must be more than \d+, .*\(9 features\).*got 24", **short)
+    twice = PICTURED._replace(next="<end_of_utterance>\nUser:<image>")
+    refuse("chat_template may have <image> once, before the user's first text", chat_template=twice)
+    deaf = checkpoints.JinjaTemplate("{% for m in messages %}{{ m.content[-1].text }}{% endfor %}")
+    refuse("does not write a picture as <image>", chat_template=deaf)
+    drafts = models.with_draft_heads(model, 2)
+    refuse("that reads pictures has no draft heads: export smolvlm.* without", model=drafts)
+    grey = smolvlm(image_mean=[0.5], image_std=[0.5])
+    refuse(r"as RGB pixels \(B, H, W, 3\).*\(None, 30, 30, 1\)", model=grey, images=None)
+    ids, features = keras.Input((None,), dtype="int32"), keras.Input((6, 10))
+    x = layers.ReplacePlaceholders(9)(layers.TokenEmbedding(308, 10)(ids), ids, features)
+    other = keras.Model([ids, features], keras.layers.Dense(308)(x), name="other")
+    refuse("other has the inputs .* with one other input, of pixels", model=other, images=None)
     assert not list(tmp_path.iterdir())
 
 

@@ -5,20 +5,21 @@ import json
 import numpy as np
 import pytest
 import small_smolvlm
-from small_smolvlm import END, FEATURES, LENGTH, PICTURES, PROCESSOR, QUESTION, export, tokenizer
+from small_smolvlm import (
+    END,
+    FEATURES,
+    LENGTH,
+    PICTURES,
+    PROCESSOR,
+    PROGRAM,
+    QUESTION,
+    export,
+    tokenizer,
+)
 
 from keras_tfm import checkpoints, runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import Generator
-
-# As SmolVLM's, without its start token.
-TEMPLATE = (
-    "{% for message in messages %}{{message['role'] | capitalize}}"
-    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
-    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
-    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}"
-    "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def folder(tmp_path_factory):
     reader.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(PROGRAM)
     return folder
 
 

@@ -160,10 +160,11 @@ def export_litertlm(
 
     Args:
         model: functional `keras.Model` with one input of ids (B, T) and logits (B, T, V), perhaps
-            with draft heads or an input of pixels, or vectors (B, D). A model in mixed precision is exported in float32.
-            Or a `CausalLM` of KerasHub, the folder of a preset, or a folder of transformers or
-            sentence-transformers: what is left open of `tokenizer`, `chat_template`, lengths,
-            `start_id` and `end_id` is then theirs, as of `export_tflite`.
+            with draft heads or an input of pixels, or vectors (B, D). A model in mixed precision is
+            exported in float32. Or a `CausalLM` of KerasHub, the folder of a preset, or a folder of
+            transformers or sentence-transformers: what is left open of `tokenizer`,
+            `chat_template`, `images`, lengths, `start_id` and `end_id` is then theirs, as of
+            `export_tflite`.
         path: str or Path, the file, which ends in ".litertlm". It is written completely or not at
             all. An earlier export is replaced.
         tokenizer: `tokenizers.Tokenizer`, `sentencepiece.SentencePieceProcessor`, the path of a
@@ -508,7 +509,7 @@ def _check_picture_length(pictured: Pictured, reader: Tokenizer, request: Reques
     if len(ids) >= request.max_length:
         raise ValueError(
             f"max_length must be more than {len(ids)}, the tokens of a picture "
-            f"({pictured.vision.count} features) and the chat template, got {request.max_length}"
+            f"({pictured.vision.features} features) and the chat template, got {request.max_length}"
         )
 
 

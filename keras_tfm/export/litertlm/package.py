@@ -83,7 +83,7 @@ class Chat(NamedTuple):
         if self.reads_parts:
             messages = [{**x, "content": _parts(x.get("content"))} for x in messages]
         elif self.image:
-            first = next((x for x in messages if x["role"] == "user"), {})
+            first: Any = next((x for x in messages if x["role"] == "user"), {})
             is_pictured = any(x["type"] == "image" for x in _parts(first.get("content")))
             places_it = isinstance(template, ChatTemplate) and self.image in template.first
             if places_it and not is_pictured:

@@ -25,8 +25,8 @@ from keras_tfm.export.verification.verify import (
 )
 from keras_tfm.matmul_precision import full_precision
 from keras_tfm.runtime.inspection.subprocesses import run_module
-from keras_tfm.runtime.media.decoded_picture import import_pillow
 from keras_tfm.runtime.manifest.records import Json
+from keras_tfm.runtime.media.decoded_picture import import_pillow
 from keras_tfm.runtime.model import Model, load
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ class Pictured(NamedTuple):
     def ids(self, messages: Sequence[Json], tokenizer: Tokenizer, request: Request) -> list[int]:
         """The ids of a conversation, with a placeholder for each feature of its picture."""
         image = self.chat.image
-        place = self.picture.prefix + image * self.vision.count + self.picture.suffix
+        place = self.picture.prefix + image * self.vision.features + self.picture.suffix
         text = self.chat.prompt(messages).replace(image, place)
         return _ids_of(text, tokenizer, request)
 
@@ -132,29 +132,26 @@ def verify_litertlm(
     prompts = _prompts(request, tokenizer, _lengths(request))
     with load(signatures, adapter=own) as file:
 
-        def answer(text: str, ids: list[int], pixels: np.ndarray | None = None) -> _Answer:
+        def answer_to(text: str, ids: list[int], pixels: np.ndarray | None = None) -> _Answer:
             others = {} if pictured is None else pictured.inputs(pixels)
             return _answer(file, request, text, others, ids)
 
-        answers = [answer(*x) for x in prompts]
-        questions = [] if pictured is None else _questions(pictured, prompts)
+        answers = [answer_to(*x) for x in prompts]
         about = []
-        for message, pixels in questions:
-            assert pictured is not None
-            ids = pictured.ids([message], tokenizer, request)
-            if len(ids) < _longest(request):
-                about.append((message, pixels, answer(message["content"][-1]["text"], ids, pixels)))
+        if pictured is not None:
+            for text, pixels in _questions(pictured, prompts):
+                ids = pictured.ids([_question(text)], tokenizer, request)
+                if len(ids) < _longest(request):
+                    about.append(answer_to(text, ids, pixels))
     conversations = [] if chat is None else _conversations(chat)
     drafts = draft_count(model)
     pictures = []
-    for i, (message, pixels, x) in enumerate(about):
-        image = {"type": "image", "path": str(path.with_name(f"picture_{i}.png"))}
-        import_pillow().Image.fromarray(pixels).save(image["path"])
-        content = [image if part["type"] == "image" else part for part in message["content"]]
-        count = max(1, len(x.logits))
-        pictures.append(
-            {"message": {**message, "content": content}, "tokens": x.tokens, "count": count}
-        )
+    for i, x in enumerate(about):
+        ((pixels,),) = x.others.values()
+        picture = str(path.with_name(f"picture_{i}.png"))
+        import_pillow().Image.fromarray(pixels).save(picture)
+        message = _question(x.text, path=picture)
+        pictures.append({"message": message, "tokens": x.tokens, "count": len(x.logits)})
     found = run_module(
         "running LiteRT-LM",
         "keras_tfm.runtime.inspection.litertlm_process",
@@ -196,7 +193,7 @@ def verify_litertlm(
             for how, text, wanted in made
             if text not in wanted and not _is_close(x, text, texts, allowed)
         ]
-    for (message, _, x), answered in zip(about, found["pictures"], strict=True):
+    for x, answered in zip(about, found["pictures"], strict=True):
         text, texts = answered["text"], answered["expected"]
         if text != texts[-1] and not _is_close(x, text, texts, allowed):
             failures.append(
@@ -217,7 +214,7 @@ def verify_litertlm(
     verification.checks.append(row)
     if about:
         ms_of_pictures = [x["ms"] for x in found["pictures"]]
-        row = _against_model(model, request, [x for *_, x in about], decode, ms_of_pictures)
+        row = _against_model(model, request, about, decode, ms_of_pictures)
         verification.checks.append(replace(row, signature=f"{_NAME} pictures"))
     if drafts:
         ms = float(np.median([x["drafted_ms"] for x in found["prompts"]]))
@@ -257,8 +254,8 @@ def _ids_of(text: str, tokenizer: Tokenizer, request: Request) -> list[int]:
 
 def _questions(
     pictured: Pictured, prompts: Sequence[tuple[str, list[int]]]
-) -> list[tuple[Json, np.ndarray]]:
-    """Messages with a picture of the model's size, and its pixels."""
+) -> list[tuple[str, np.ndarray]]:
+    """Texts, and the pixels of a picture of the model's size for each."""
     random = np.random.default_rng(0)
     height, width = pictured.vision.size
     result = []
@@ -267,9 +264,13 @@ def _questions(
         rows, columns = -(-height // (2 + i)), -(-width // (3 + i))
         blocks = random.integers(0, 256, (2 + i, 3 + i, 3), "uint8")
         pixels = blocks.repeat(rows, 0).repeat(columns, 1)[:height, :width]
-        parts = [{"type": "image"}, {"type": "text", "text": text}]
-        result.append(({"role": "user", "content": parts}, pixels))
+        result.append((text, pixels))
     return result
+
+
+def _question(text: str, **picture: str) -> Json:
+    """A message with a picture and a text."""
+    return {"role": "user", "content": [{"type": "image", **picture}, _text(text)]}
 
 
 def texts_of_lengths(
@@ -383,7 +384,8 @@ _TOOL = {
 
 
 def _conversations(chat: Chat) -> list[Json]:
-    """Conversations of one turn, of several, with a system message and with tools, if there may be.
+    """Conversations of one turn, of several, with what the chat may have: system messages, pictures
+    and tools.
 
     Each is what `Chat.prompt` takes: "messages", and for a program "tools" and other variables.
     """
@@ -392,22 +394,35 @@ def _conversations(chat: Chat) -> list[Json]:
         for number, role in enumerate(["user", "assistant"] * 2 + ["user"])
     ]
     system = {"role": "system", "content": "be brief"}
+    image = {"type": "image"}
+    pictured = [
+        {**turns[0], "content": [image, _text("a picture")]},
+        {**turns[0], "content": [_text("a picture "), image, _text(" behind")]},
+    ]
+    pictures = [[x] for x in pictured] + [[*turns[:2], x] for x in pictured]
+    pictures = [*pictures, [system, pictured[0]]] if chat.image else []
     if isinstance(chat.template, ChatTemplate):
-        several = [turns[:1], turns[:3], turns]
+        several = [turns[:1], turns[:3], turns, *pictures]
         if chat.template.system is not None:
             several.append([system, *turns[:3]])
+        else:
+            several = [x for x in several if system not in x]
         return [{"messages": messages} for messages in several]
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     called = [turns[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
     answered = [*called, {"role": "tool", "name": "add", "content": "2"}]
     several = [turns[:1], turns[:3], turns, [system, *turns[:3]]]
-    result: list[Json] = [{"messages": messages} for messages in several]
+    result: list[Json] = [{"messages": messages} for messages in [*several, *pictures]]
     if chat.template.takes_tools:
         with_tools = [*several[::3], answered, [*answered, turns[1], turns[2]]]
         result += [{"messages": messages, "tools": [_TOOL]} for messages in with_tools]
     if "enable_thinking" in chat.template.source:
         result.append({"messages": turns[:1], "enable_thinking": False})
     return [x for x in result if _is_written(chat, x)]
+
+
+def _text(text: str) -> Json:
+    return {"type": "text", "text": text}
 
 
 def _is_written(chat: Chat, conversation: Json) -> bool:

@@ -50,7 +50,7 @@ class Vision(NamedTuple):
         return height, width
 
     @property
-    def count(self) -> int:
+    def features(self) -> int:
         """The number of features of a picture (L)."""
         return int(self.encoder.output_shape[1])
 
@@ -78,13 +78,14 @@ def vision_of(model: keras.Model) -> Vision | None:
     inputs = interface_of(model).inputs
     targets = [name for name, x in inputs.items() if x.placeholder is not None]
     pictures = [name for name, x in inputs.items() if x.is_pixels]
-    if not targets or not pictures:
+    if not targets:
         return None
-    (target,), others = targets, [name for name in inputs if name not in targets]
-    name = model.name
-    if others != pictures or len(pictures) > 1:
+    target, name = targets[0], model.name
+    if len(pictures) != 1 or len(inputs) != 2:
         raise ValueError(
-            f"{name} has the inputs {[*inputs]}: LiteRT-LM passes a text and its picture alone"
+            f"{name} has the inputs {[*inputs]} and reads features at the placeholder tokens of "
+            f"{target!r}: LiteRT-LM runs such a model with one other input, of pixels, which only "
+            "an ImageNormalization reads; use export_tflite"
         )
     shape = tuple(inputs[pictures[0]].spec.shape)
     if len(shape) == 5:
@@ -138,7 +139,7 @@ def convert_adapter(vision: Vision) -> bytes:
             "mm_embedding": tf.pad(features, [(0, 0), (0, 0), (1, 0)], constant_values=-1.0)
         },
         input_signature=[
-            tf.TensorSpec((1, vision.count, vision.width - 1), "float32", "features")
+            tf.TensorSpec((1, vision.features, vision.width - 1), "float32", "features")
         ],
     )
     return convert_function(module, module.adapt)

@@ -22,8 +22,9 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
             "conversations": list of lists of
             messages, dicts with a "role" and a "content", or of dicts of "messages", "tools" and
             other variables of the chat template. "pictures": list of dicts with a "message" that
-            has a picture, and "count" and "tokens" as of a prompt; optional. Or, of a file of embeddings,
-            "embeddings": list of dicts with a "text" and the "strategy" for one that is too long.
+            has a picture, and "count" and "tokens" as of a prompt; optional. Or, of a file of
+            embeddings, "embeddings": list of dicts with a "text" and the "strategy" for one that is
+            too long.
 
     Returns:
         A dict. "prompts": for each prompt the "ids" of its text, the generated "text", the texts of
@@ -71,9 +72,10 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
                 start = time.perf_counter()
                 parts = conversation.send_message(question["message"])["content"]
                 seconds = time.perf_counter() - start
+            text = "".join(x["text"] for x in parts if x["type"] == "text")
             answers["pictures"].append(
                 {
-                    "text": "".join(x["text"] for x in parts if x["type"] == "text"),
+                    "text": text.partition("\0")[0],  # where `detokenize` ends, too
                     "expected": expected(question["tokens"]),
                     "ms": 1e3 * seconds / max(1, len(question["tokens"])),
                 }
