@@ -92,6 +92,8 @@ class LiteRTLMArguments(TypedDict, total=False):
         tolerance: float, the largest allowed relative error of the logits, as in `verify`.
         source_length: int or list of int, of a model of embeddings: the numbers of tokens of a
             text, special tokens included, each of which has a signature.
+        images: `ImageProcessor` of a model that reads pictures: a `TileProcessor` without
+            `num_images` tells the tokens around a picture. Default: none are around it.
         accelerator: str, "cpu". "gpu" is an error, because LiteRT-LM's GPU backend does not run the
             graphs that `export_tflite` writes for a GPU; docs/litertlm.md has what was tried.
         cache: str, "float32". "int8" is an error, because LiteRT-LM passes no scales between steps.
@@ -112,6 +114,7 @@ class LiteRTLMArguments(TypedDict, total=False):
     keep_int8: Sequence[str]
     tolerance: float | None
     source_length: int | Sequence[int] | None
+    images: Images
     accelerator: str
     cache: str
     separate_adapters: bool
@@ -126,7 +129,6 @@ def export_litertlm(
     quantization: str = "float32",
     *,
     chat_template: ChatTemplate | JinjaTemplate | None = None,
-    images: Images = None,
     verify: bool = True,
     overwrite: bool = False,
     **generation: Unpack[LiteRTLMArguments],
@@ -177,14 +179,13 @@ def export_litertlm(
             roles; LiteRT-LM's Jinja lacks some of Python's, such as `tojson(indent=)`. A start
             token that it begins with is left out, since the runtime adds it. `next` should begin
             with the text of an end token, which the runtime keeps in the cache.
-        images: `ImageProcessor` of a model that reads pictures: a `TileProcessor` without
-            `num_images` tells the tokens around a picture. Default: none are around it.
         verify: bool, whether to verify the file before it is kept. It needs `litert-lm-api`.
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
-        generation: lengths, special tokens and sampling, documented in `LiteRTLMArguments`:
-            `max_length`, `start_id`, `end_id`, `prefill_lengths`, `strategy`, `keep_float`,
-            `keep_int8`, `tolerance`, `source_length`, `accelerator`, `cache`, `separate_adapters`.
-            `max_length` and `end_id` are required of a model that writes.
+        generation: lengths, special tokens, pictures and sampling, documented in
+            `LiteRTLMArguments`: `max_length`, `start_id`, `end_id`, `prefill_lengths`, `strategy`,
+            `keep_float`, `keep_int8`, `tolerance`, `source_length`, `images`, `accelerator`,
+            `cache`, `separate_adapters`. `max_length` and `end_id` are required of a model that
+            writes.
 
     Returns:
         A report, as of `export_tflite`. In its verification, the row "LiteRT-LM" compares the text
@@ -266,7 +267,7 @@ def export_litertlm(
             "chat_template must be a runtime.ChatTemplate or a checkpoints.JinjaTemplate, got "
             f"{chat_template!r}"
         )
-    processors = image_processors(model, images)
+    processors = image_processors(model, generation.get("images"))
     if vision is not None:
         _check_vision(model, chat_template, separate)
     if quantization == "int8_full":
@@ -340,7 +341,7 @@ def export_litertlm(
         chat = chat_of(chat_template, reader, start_id, request.end_ids, image)
     pictured = None
     if vision is not None and chat is not None:
-        pictured = _pictured(vision, chat, processors.get(vision.pixels))
+        pictured = _text_of_pictures(vision, chat, processors.get(vision.pixels))
         check_size(model.outputs[0].shape[-1])
         _check_picture_length(pictured, reader, request)
     drafts = draft_count(model)
@@ -488,7 +489,7 @@ def _image_token(vision: Vision, reader: Tokenizer) -> str:
     return token
 
 
-def _pictured(vision: Vision, chat: Chat, processor: ImageProcessor | None) -> Pictured:
+def _text_of_pictures(vision: Vision, chat: Chat, processor: ImageProcessor | None) -> Pictured:
     """How a picture stands in a prompt."""
     prefix, suffix = "", ""
     if isinstance(processor, TileProcessor):

@@ -89,7 +89,7 @@ class Chat(NamedTuple):
             if places_it and not is_pictured:
                 template = _without(template, self.image)
             messages = [
-                {**x, "content": _joined(x, "" if places_it and x is first else self.image)}
+                {**x, "content": _text_of(x, "" if places_it and x is first else self.image)}
                 for x in messages
             ]
         text: str = template.prompt(messages, **others)
@@ -101,7 +101,7 @@ def _parts(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
 
 
-def _joined(message: Mapping[str, Any], image: str) -> str:
+def _text_of(message: Mapping[str, Any], image: str) -> str:
     """The text of a message, with the token of a picture for one."""
     return "".join(
         image if x["type"] == "image" else x["text"] for x in _parts(message.get("content"))
@@ -207,7 +207,7 @@ _ONE_PICTURE = "the model reads one picture in a conversation, got another"
 
 
 def _contents(image: str, reads_parts: bool) -> str:
-    """The beginning of a program: the contents of messages as lists of parts, or as texts."""
+    """What a program starts with: the contents of messages as lists of parts, or as texts."""
     picture, none, text = json.dumps(image, ensure_ascii=False), "''", r"\1"
     if reads_parts:
         picture, none, text = "[{'type': 'image'}]", "[]", r"[{'type': 'text', 'text': \1}]"

@@ -62,7 +62,7 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
                 seconds = time.perf_counter() - start
             return text, 1e3 * seconds / max(1, len(prompt["tokens"]))
 
-        def expected(tokens: list[int]) -> list[str]:
+        def texts_of(tokens: list[int]) -> list[str]:
             return [engine.detokenize(tokens[:n]) if n else "" for n in range(len(tokens) + 1)]
 
         for question in pictures:
@@ -76,7 +76,7 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
             answers["pictures"].append(
                 {
                     "text": text.partition("\0")[0],  # where `detokenize` ends, too
-                    "expected": expected(question["tokens"]),
+                    "expected": texts_of(question["tokens"]),
                     "ms": 1e3 * seconds / max(1, len(question["tokens"])),
                 }
             )
@@ -86,7 +86,7 @@ def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
             answer = {
                 "ids": engine.tokenize(prompt["text"]),
                 "text": text,
-                "expected": expected(tokens),
+                "expected": texts_of(tokens),
                 "ms": ms,
             }
             if drafts:
