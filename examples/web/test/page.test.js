@@ -211,7 +211,7 @@ test("damaged, foreign and missing files are refused in words", async () => {
       /no tokenizer for its source\.$/,
     ],
     [edited('"tokenizers"', '"tokenizerz"'), /no tokenizer for its source\.$/],
-    [edited('"format": 1', '"format": 9'), /in format 9, and this page reads formats up to 3: /],
+    [edited('"format": 1', '"format": 9'), /in format 9, and this page reads formats up to 4: /],
     [edited('"format": 1', '"formaz": 1'), /format must be a positive integer\.$/],
     [edited('"max_length"', '"max_lengtt"'), /signatures\.generate\.max_length is missing\.$/],
     [edited('"kind": "input"', '"kinf": "input"'), /inputs\.source\.kind is missing\.$/],
