@@ -71,6 +71,17 @@ def test_another_weight_is_unknown(wrong):
     np.testing.assert_array_equal(found.spread, np.broadcast_to(step / 2, values.shape))
 
 
+@pytest.mark.parametrize("columns", [slice(0, 8), slice(8, 17), slice(17, 19)])
+def test_parts_of_a_projection_may_be_unequal(columns):
+    """Mamba-2 splits one product into gates, convolved values and time steps."""
+    values, step = rounded(KERNEL.T[columns], 7)
+    found = ModelWeights([OTHER, KERNEL, GAMMA]).find(Stored.of(values, step))
+    assert found.known and not np.any(found.spread)
+    np.testing.assert_array_equal(found.values, KERNEL.T[columns])
+    values[-1] = values[-1, ::-1]  # only the first row is right
+    assert not ModelWeights([OTHER, KERNEL]).find(Stored.of(values, step)).known
+
+
 def test_a_number_that_is_off_by_more_than_half_a_step_is_not_the_models():
     values, step = rounded(KERNEL.T, 127)
     assert ModelWeights([KERNEL]).find(Stored.of(values, step)).known

@@ -179,9 +179,31 @@ class ModelWeights:
                 if spread.size == 1:
                     return result
                 inexact = inexact or result
-        if inexact is not None:
-            return inexact
-        return Unrounded(stored, False, stored.step / 2)
+        uneven = self._find_columns(stored, slack)
+        return uneven or inexact or Unrounded(stored, False, stored.step / 2)
+
+    def _find_columns(self, stored: Stored, slack: float) -> Unrounded | None:
+        """Adjacent columns of a matrix, any of them: the parts of a projection may be unequal.
+
+        They are rows in the file. The first row finds the places to look at.
+        """
+        height = stored.shape[-1]
+        width = stored.size // height
+        some = _sample(height)
+        values, step = stored.read(np.unravel_index(some, stored.shape))
+        for number, array in enumerate(self._arrays):
+            if len(array.shape) != 2 or array.shape[0] != height or array.shape[1] <= width:
+                continue
+            few = _array(array, "float32")[some, : array.shape[1] - width + 1]
+            fits = np.all(np.abs(few.T - values) <= _HALF * step + slack, axis=1)
+            for start in map(int, np.flatnonzero(fits)):
+                columns = slice(start, start + width)
+                arrangement = _Arrangement(number, columns, 1, True, height)
+                matrix = self._load(arrangement)
+                if self._scale(stored, slack, matrix, has_factors=False) is not None:
+                    load = functools.partial(self._load, arrangement)
+                    return Unrounded(stored, True, np.zeros(1), load)
+        return None
 
     def _load(self, arrangement: _Arrangement) -> np.ndarray:
         """The weight as a matrix, in the order of the file."""
