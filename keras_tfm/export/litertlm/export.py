@@ -156,7 +156,7 @@ def export_litertlm(
 
     A model that reads a picture (B, H, W, 3) and a text with placeholders for its features
     (`layers.ReplacePlaceholders`), such as `models.smolvlm` without `num_images`, becomes a file
-    that answers questions about a picture, one in a conversation, or none. It needs a
+    that answers questions about a picture, at most one in a conversation. It needs a
     `chat_template`. The runtime stretches a picture to H x W by itself, whatever `images` says. The
     text that it generates for random pictures of this size must be the model's, too.
 
@@ -465,13 +465,13 @@ def _check_vision(model: keras.Model, chat_template: object, separate: bool) -> 
             f"{model.name} reads pictures: a .litertlm file needs a chat_template then, which "
             "writes conversations with them, got None"
         )
-    if separate or len(model.outputs) > 1:
-        kind = "separate adapters" if separate else "draft heads"
-        raise ValueError(
-            f"a .litertlm file that reads pictures has no {kind}: merge the adapters"
-            if separate
-            else f"a .litertlm file that reads pictures has no {kind}: export {model.name} without"
-        )
+    unsupported = None
+    if separate:
+        unsupported = "separate adapters: merge the adapters"
+    elif len(model.outputs) > 1:
+        unsupported = f"draft heads: export {model.name} without"
+    if unsupported:
+        raise ValueError(f"a .litertlm file that reads pictures has no {unsupported}")
 
 
 def _image_token(vision: Vision, reader: Tokenizer) -> str:

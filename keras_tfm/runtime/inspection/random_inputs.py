@@ -90,7 +90,7 @@ def random_inputs(
 def insert_placeholders(rows: np.ndarray, known: Input) -> np.ndarray:
     """Random ids (..., T) with the placeholders of a model behind the first id, and nowhere else.
 
-    A row has the placeholders of as many pictures as fit, or none.
+    A row has the placeholders of as many pictures as fit into it.
 
     >>> import numpy as np
     >>> from keras_tfm.runtime.inspection.random_inputs import insert_placeholders
