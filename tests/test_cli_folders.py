@@ -177,6 +177,17 @@ def test_a_template_that_strings_cannot_represent_is_left_out_and_said(chat):
     assert "chat_template" not in taken.arguments
     line = taken.describe()
     assert "no chat template: " in line and "cannot be written as strings" in line
+    assert "chat_template" not in taken_of(chat, is_litertlm=True).arguments  # omits the message
+
+
+def test_litert_lm_runs_a_template_that_strings_cannot_represent(chat):
+    """Which writes a message by its length."""
+    program = "{% for m in messages %}{{ m.content | length }}:{{ m.content }}{% endfor %}"
+    with_tokenizer(chat, chat_template=program, bos_token="<start>")
+    assert "chat_template" not in taken_of(chat).arguments
+    taken = taken_of(chat, is_litertlm=True)
+    assert taken.arguments["chat_template"] == checkpoints.load_jinja_template(chat)
+    assert "its chat template" in taken.describe()
 
 
 def test_a_translator():

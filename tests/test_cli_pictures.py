@@ -359,7 +359,7 @@ def test_export_stores_the_rule_and_the_labels(run, model_path, tmp_path, rule, 
         ),
         (["--labels", "a,,c,d,e"], 2, "'--labels': label 1 of"),
         (["--labels", "LATIN"], 2, "'--labels': .* must be a text file in UTF-8"),
-        (["--images", "32x32", "--format", "litertlm"], 2, "'--images': is not for --format"),
+        (["--labels", "a,b", "--format", "litertlm"], 2, "'--labels': is not for --format"),
     ],
 )
 def test_export_refuses(run, model_path, tmp_path, options, code, message):

@@ -256,14 +256,9 @@ def export(
             raise typer.BadParameter(f"is not for --format {format_}", param_hint=f"'{given[0]}'")
     with work("loading TensorFlow"):
         from keras_tfm.export import export_litertlm, export_tflite
-        from keras_tfm.export.checkpoints import Taken, export_arguments
+        from keras_tfm.export.checkpoints import Taken, export_arguments, read_template
         from keras_tfm.export.litertlm.embedder import is_embedder
         from keras_tfm.generation import Beam
-    template = None
-    if chat_template is not None:
-        from keras_tfm.checkpoints import load_chat_template
-
-        template = load_chat_template(chat_template)
     options = {
         "architecture": architecture,
         "segments": segments,
@@ -278,6 +273,9 @@ def export(
         raise typer.BadParameter(
             f"--format {format_} needs it", param_hint="'--max-length', '--end'"
         )
+    template = None
+    if chat_template is not None:
+        template = read_template(chat_template, loaded, format_ is Format.litertlm)
     arguments: dict[str, Any] = {
         "signatures": signatures and [name.strip() for name in signatures.split(",")],
         "source_length": source_length,

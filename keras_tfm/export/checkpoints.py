@@ -23,6 +23,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import keras
 
+from keras_tfm.checkpoints.tokenizers.jinja_template import JinjaTemplate
 from keras_tfm.generation import Greedy, processors
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub
@@ -401,20 +402,42 @@ def _take_tokenizers(
 
 
 def _take_template(made: Taken, folder: Path, model: keras.Model, is_litertlm: bool) -> None:
-    from keras_tfm.checkpoints import load_chat_template, load_jinja_template
-
     try:
-        image = any(x.placeholder for x in interface_of(model).inputs.values())
-        if image and is_litertlm:  # whose conversations may begin without a picture
-            made.take("chat_template", load_jinja_template(folder))
-            return
-        template = load_chat_template(folder, image)
+        template = read_template(folder, model, is_litertlm)
     except FileNotFoundError:
         return
     except ValueError as error:  # a file without it still continues texts
         made.say(f"no chat template: {error}")
         return
     made.take("chat_template", template)
+
+
+def read_template(
+    folder: Path, model: keras.Model, is_litertlm: bool
+) -> ChatTemplate | JinjaTemplate:
+    """The chat template of a folder for a file of `model`, as the texts around messages.
+
+    LiteRT-LM runs Jinja, so its files take the program where texts cannot represent it, and where
+    conversations may begin with a picture or without.
+
+    Raises:
+        FileNotFoundError: the folder is not there, or has no chat template.
+        ValueError: texts cannot represent it, and a .litertlm file cannot have it, either.
+    """
+    from keras_tfm.checkpoints import load_chat_template, load_jinja_template
+
+    image = any(x.placeholder for x in interface_of(model).inputs.values())
+    if image and is_litertlm:
+        return load_jinja_template(folder)
+    try:
+        return load_chat_template(folder, image)
+    except ValueError:
+        if not is_litertlm:
+            raise
+        program, message = load_jinja_template(folder), {"role": "user", "content": "Hi there"}
+        if "Hi there" not in program.prompt([message]):
+            raise
+        return program
 
 
 def _take_images(made: Taken, folder: Path, model: keras.Model) -> None:

@@ -1,6 +1,7 @@
 """Files for LiteRT-LM, run by Google's runtime: its greedy text is that of full passes in Keras."""
 
 import dataclasses
+import io
 import json
 import re
 import subprocess
@@ -19,7 +20,7 @@ from small_tokenizers import byte_pairs, sentence_pieces, word_pieces
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 
-from keras_tfm import checkpoints, cli, export, layers, models, runtime
+from keras_tfm import checkpoints, export, layers, models, runtime
 from keras_tfm.export.graph.adapters import adapted_layers
 from keras_tfm.export.litertlm import export as litertlm
 from keras_tfm.export.litertlm import package as litertlm_package
@@ -29,7 +30,7 @@ from keras_tfm.runtime import ChatTemplate, flatbuffer
 from keras_tfm.runtime.inspection.subprocesses import run_module
 
 pytest.importorskip("litert_lm")
-pytest.importorskip("litert_lm_builder")
+litert_lm_builder = pytest.importorskip("litert_lm_builder")
 
 START, END = 1, 2
 MAX_LENGTH = 61
@@ -863,28 +864,43 @@ def test_bad_input_is_refused_in_one_line(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_command_line(files, tmp_path, monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["keras-tfm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code or 0, capsys.readouterr()
-
+def test_command_line(files, tmp_path, run):
     files["gpt"][0].save(tmp_path / "gpt.keras")
     byte_pairs().save(str(tmp_path / "tokenizer.json"))
     command = ["export", tmp_path / "gpt.keras", tmp_path / "gpt.litertlm", "--format", "litertlm"]
     sizes = ["--max-length", MAX_LENGTH, "--start", START, "--prompt-lengths", "8,32"]
-    code, output = run(*command, *sizes, "--end", END, "--tokenizer", tmp_path / "tokenizer.json")
-    assert code == 0 and "LiteRT-LM " in output.out and (tmp_path / "gpt.litertlm").is_file()
-    code, output = run("inspect", tmp_path / "gpt.litertlm")
-    assert code == 1 and "which LiteRT-LM runs" in output.err
-    code, output = run(*command, *sizes)
-    assert code == 2 and "--format litertlm needs it" in output.err
-    code, output = run(*command, *sizes, "--end", END, "--beam", 2)
-    assert code == 2 and "is not for --format litertlm" in output.err
-    code, output = run(*command, "--max-length", 9, "--end", END, "--prompt-lengths", 9,
+    code, out, _ = run(*command, *sizes, "--end", END, "--tokenizer", tmp_path / "tokenizer.json")
+    assert code == 0 and "LiteRT-LM " in out and (tmp_path / "gpt.litertlm").is_file()
+    code, _, err = run("inspect", tmp_path / "gpt.litertlm")
+    assert code == 1 and "which LiteRT-LM runs" in err
+    code, _, err = run(*command, *sizes)
+    assert code == 2 and "--format litertlm needs it" in err
+    code, _, err = run(*command, *sizes, "--end", END, "--beam", 2)
+    assert code == 2 and "is not for --format litertlm" in err
+    code, _, err = run(*command, "--max-length", 9, "--end", END, "--prompt-lengths", 9,
                        "--tokenizer", tmp_path / "tokenizer.json")  # fmt: skip
-    assert code == 1 and "--prompt-lengths must be less than --max-length (9)" in output.err
+    assert code == 1 and "--prompt-lengths must be less than --max-length (9)" in err
+    code, _, err = run(*command, *sizes, "--end", END, "--images", "8x12", "--force",
+                       "--tokenizer", tmp_path / "tokenizer.json")  # fmt: skip
+    assert code == 1 and "gpt has 0 inputs of pixels" in err
+
+
+def test_the_command_takes_the_rule_for_pictures(tmp_path, run):
+    photographed().save(tmp_path / "photo.keras")
+    photo_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(PHOTO_PROGRAM)
+    path = tmp_path / "photo.litertlm"
+    command = ["export", tmp_path / "photo.keras", path, "--max-length", MAX_LENGTH, "--end", END,
+               "--start", START, "--tokenizer", tmp_path / "tokenizer.json",
+               "--chat-template", tmp_path, "--no-verify"]  # fmt: skip
+    code, _, err = run(*command, "--images", "12x8")
+    assert code == 1 and "--images for 'pixels' must have the shape (8, 12, 3)" in err
+    assert not path.exists()
+    code, _, err = run(*command, "--images", "8x12")
+    assert code == 0, err
+    peeked = io.StringIO()
+    litert_lm_builder.peek_litertlm_file(str(path), None, peeked)
+    assert all(f"tf_lite_vision_{name}" in peeked.getvalue() for name in ("encoder", "adapter"))
 
 
 @pytest.mark.parametrize("package", ["litert_lm_builder", "litert_lm"])

@@ -459,3 +459,13 @@ def test_what_hugging_face_has_no_model_for_is_refused(case, tmp_path):
     with pytest.raises(ValueError):
         save_huggingface(model_of(case), tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.parametrize(
+    "flags", [[True], [True, 0], "yn", [True, None], ["full_attention", "linear"]], ids=str
+)
+def test_flags_of_blocks_are_one_bool_each(flags):
+    with pytest.raises(
+        ValueError, match=r"attends must have one bool for each of 2 blocks, got \["
+    ):
+        models.lfm2(11, dim=8, num_layers=2, num_heads=2, intermediate_dim=9, attends=flags)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_tfm.layers import (
@@ -223,8 +224,8 @@ def each_flag(
     """Whether each block has something: every `interval`th, the last of each group, if None."""
     if flags is None:
         return [(i + 1) % interval == 0 for i in range(num_layers)]
-    if len(flags) != num_layers:
+    if len(flags) != num_layers or not all(isinstance(flag, bool | np.bool_) for flag in flags):
         raise ValueError(
-            f"{name} must have one entry for each of {num_layers} blocks, got {list(flags)}"
+            f"{name} must have one bool for each of {num_layers} blocks, got {list(flags)}"
         )
-    return list(flags)
+    return [bool(flag) for flag in flags]
