@@ -45,6 +45,7 @@ GUIDES = [
 SLOW = [
     *("first-model", "data", "training", "distribution", "generation", "export", "cookbook"),
     *("huggingface", "images", "quantization-aware-training", "speech"),
+    *("from-kerashub", "litertlm"),
 ]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}

@@ -8,6 +8,7 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
+from grids import first_of
 from real_lines import lines, sentence_pieces, word_pieces
 from small_hub_tasks import LENGTH, add_noise, bart, classifier, gpt2, short_texts, t5
 
@@ -46,7 +47,7 @@ def test_probabilities_become_logits_which_is_said(tmp_path):
     assert report.notes[0] in str(report)
 
 
-@pytest.mark.parametrize("make", [gpt2, t5, pytest.param(bart, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", first_of([gpt2, t5, bart]))
 def test_generated_texts_are_those_of_keras_hub(make, tmp_path):
     """`generate` of the task, greedy, and of its file: prompts of real text."""
     task = make()

@@ -1,10 +1,12 @@
 """The notebook runs from top to bottom, with little training, and its outputs fit a screen."""
 
+import pytest
 from notebooks import EXAMPLES, check_outputs, check_stored, execute
 
 NAME = "quickstart.ipynb"
 
 
+@pytest.mark.slow
 def test_every_cell_runs_and_writes_a_file(tmp_path):
     (tmp_path / "dates_data.py").write_bytes((EXAMPLES / "dates_data.py").read_bytes())
     notebook = execute(NAME, tmp_path, QUICKSTART_EXAMPLES=3000)

@@ -199,6 +199,7 @@ def test_int8_is_smaller_and_close_to_the_model(files):
     assert 1e-3 < decode.relative_error < decode.tolerance < 0.5
 
 
+@pytest.mark.slow
 def test_a_model_trained_with_rounding(tmp_path):
     """The stock runtime's tokens are those of Keras, with rounded weights and activations."""
     model = llama()

@@ -10,8 +10,8 @@ from keras_tfm.export.signatures.request import Request
 from keras_tfm.export.signatures.signature import Argument, Tensors
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.layers import DecodingScope
-from keras_tfm.layers.decoding.cache import COLUMN_AXES, is_int8
-from keras_tfm.layers.decoding.state import Columns, State
+from keras_tfm.layers.decoding.cache import COLUMN_AXES, Columns, is_int8
+from keras_tfm.layers.decoding.state import State
 from keras_tfm.layers.target import export_target
 from keras_tfm.models.without_storage import with_largest_weight
 from keras_tfm.runtime.manifest.records import Json

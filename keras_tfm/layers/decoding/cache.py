@@ -1,4 +1,4 @@
-"""The KV cache: the contents of an entry, and how it is read and written.
+"""The KV cache: the contents of an entry, the kind of its state, and how it is read and written.
 
 A cache is a plain dictionary with one entry per call of an attention layer, in call order. The name
 of an entry is the call's number and the layer's name ("002_cross_attention"), so a layer that is
@@ -23,17 +23,19 @@ Example:
 [0.0, 0.0, 1.0, 0.0]
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import keras
 from keras import ops
 
+from keras_tfm.layers.decoding.state import Entry, State
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Shape, Size, Tensor
 
-Entry = dict[str, Tensor]
 Cache = dict[str, Entry]
 
 # The axis S of each part.
@@ -50,6 +52,36 @@ COLUMN_AXES = {
 _LARGEST = 127.0
 # The smallest scale, for keys and values that are all zero.
 _SMALLEST = 1e-30
+
+
+@dataclass(frozen=True)
+class Columns(State):
+    """Keys and values by position: hypotheses share them, and a step may write any position again.
+
+    Attributes:
+        prefix: int, the number of columns before the first token.
+    """
+
+    grows: ClassVar[bool] = True
+    prefix: int = 0
+
+    def initial(self, before: Entry, new: Entry) -> Entry:
+        """Zeros after the columns of a prefix."""
+        if not self.prefix:
+            return before
+        return write(before, columns_of_entry(new, 0, self.prefix), 0)
+
+    def after(self, before: Entry, new: Entry, column: Size, kept: Size | None) -> Entry:
+        """The entry with the columns of the step. Those that do not count are written again."""
+        return write(before, new, column)
+
+    def longer(self, entry: Entry, more: int) -> Entry:
+        """The entry with `more` additional columns."""
+        return self.map_columns(entry, lambda part, x: longer(part, x, more))
+
+    def map_columns(self, entry: Entry, change: Callable[[str, Tensor], Tensor]) -> Entry:
+        """The entry after `change(part, x)` of each part."""
+        return {part: change(part, x) for part, x in entry.items()}
 
 
 def make_entry(

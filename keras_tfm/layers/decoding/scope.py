@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_tfm.layers.decoding.cache import (
     Cache,
+    Columns,
     Entry,
     check_part,
     empty,
@@ -20,7 +21,6 @@ from keras_tfm.layers.decoding.cache import (
     write,
 )
 from keras_tfm.layers.decoding.state import (
-    Columns,
     Recurrent,
     State,
     check_state,

@@ -4,7 +4,8 @@ A layer that is called in a `DecodingScope` records an entry of a kind:
 
 - `State`, the base: computed in the first step and constant afterwards, such as the keys and values
   of a context;
-- `Columns`: keys and values with a column for each position. A step appends its own;
+- `Columns` (in `cache.py`): keys and values with a column for each position. A step appends its
+  own;
 - `Recurrent`: tensors (B, ...) that each step replaces, such as the state of an LSTM, or the last
   inputs of a convolution.
 
@@ -13,7 +14,8 @@ Entries are plain dictionaries of tensors; a kind is what is known of them in Py
 Example:
 
 >>> import numpy as np
->>> from keras_tfm.layers.decoding.state import Columns, Recurrent
+>>> from keras_tfm.layers.decoding.cache import Columns
+>>> from keras_tfm.layers.decoding.state import Recurrent
 >>> entry = {"value": np.zeros((1, 1, 2, 3), "float32")}
 >>> tuple(Columns().longer(entry, 4)["value"].shape)
 (1, 1, 6, 3)
@@ -28,8 +30,10 @@ from typing import ClassVar
 import keras
 from keras import ops
 
-from keras_tfm.layers.decoding.cache import Entry, columns_of_entry, longer, write
 from keras_tfm.layers.types import Size, Tensor
+
+# What a cache holds of one call of a layer: tensors by the names of their parts.
+Entry = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class State:
 
     def longer(self, entry: Entry, more: int) -> Entry:
         """The entry with `more` additional columns."""
-        return self.map_columns(entry, lambda part, x: longer(part, x, more))
+        return entry
 
     def map_columns(self, entry: Entry, change: Callable[[str, Tensor], Tensor]) -> Entry:
         """The entry after `change(part, x)` of each part with a column for each position."""
@@ -71,32 +75,6 @@ class State:
     def map_rows(self, entry: Entry, change: Callable[[Tensor], Tensor]) -> Entry:
         """The entry after `change(x)` of each part with a row for each hypothesis of a search."""
         return entry
-
-
-@dataclass(frozen=True)
-class Columns(State):
-    """Keys and values by position: hypotheses share them, and a step may write any position again.
-
-    Attributes:
-        prefix: int, the number of columns before the first token.
-    """
-
-    grows: ClassVar[bool] = True
-    prefix: int = 0
-
-    def initial(self, before: Entry, new: Entry) -> Entry:
-        """Zeros after the columns of a prefix."""
-        if not self.prefix:
-            return before
-        return write(before, columns_of_entry(new, 0, self.prefix), 0)
-
-    def after(self, before: Entry, new: Entry, column: Size, kept: Size | None) -> Entry:
-        """The entry with the columns of the step. Those that do not count are written again."""
-        return write(before, new, column)
-
-    def map_columns(self, entry: Entry, change: Callable[[str, Tensor], Tensor]) -> Entry:
-        """The entry after `change(part, x)` of each part."""
-        return {part: change(part, x) for part, x in entry.items()}
 
 
 @dataclass(frozen=True)
