@@ -40,7 +40,7 @@ class Producer(NamedTuple):
         tensor_index: int, the index of the tensor in the call's outputs.
     """
 
-    operation: Any
+    operation: "keras.Operation"
     node_index: int
     tensor_index: int
 
@@ -58,25 +58,25 @@ def nodes_in_order(model: "keras.Model") -> list[Node]:
     return [node for node in nodes if not node.is_input]
 
 
-def calls_of(operation: Any) -> list[Node]:
+def calls_of(operation: "keras.Operation") -> list[Node]:
     """Every symbolic call of a layer or operation, oldest first, in any model."""
     return list(operation._inbound_nodes)
 
 
-def producer(tensor: Any) -> Producer:
+def producer(tensor: Tensor) -> Producer:
     """The operation that computed a symbolic tensor, and which call and output of it."""
     operation, node_index, tensor_index = tensor._keras_history
     return Producer(operation, node_index, tensor_index)
 
 
-def is_functional(operation: Any) -> bool:
+def is_functional(operation: "keras.Operation") -> bool:
     """Whether an operation is a functional model that runs its graph and nothing else."""
     from keras.src.models.functional import Functional
 
     return isinstance(operation, Functional) and type(operation).call is Functional.call
 
 
-def accepts_training(operation: Any) -> bool:
+def accepts_training(operation: "keras.Operation") -> bool:
     """Whether an operation takes `training=`: a layer does, a function of `keras.ops` does not."""
     return "training" in getattr(operation, "_call_context_args", {})
 
@@ -84,12 +84,12 @@ def accepts_training(operation: Any) -> bool:
 # Layers and tensors.
 
 
-def sublayers(layer: "keras.Layer") -> list[Any]:
+def sublayers(layer: "keras.Layer") -> list["keras.Layer"]:
     """All layers inside a layer or model, at any depth, each once, without the layer itself."""
     return layer._flatten_layers(include_self=False)
 
 
-def child_layers(layer: "keras.Layer") -> list[Any]:
+def child_layers(layer: "keras.Layer") -> list["keras.Layer"]:
     """The layers directly inside a layer or model, each once."""
     return layer._flatten_layers(recursive=False, include_self=False)
 
@@ -104,11 +104,11 @@ class AttentionParts(NamedTuple):
         window: int, the number of keys that a query sees; None: all.
     """
 
-    query: Any
-    key: Any
-    value: Any
-    gate: Any
-    output: Any
+    query: "keras.Layer"
+    key: "keras.Layer"
+    value: "keras.Layer"
+    gate: "keras.Layer"
+    output: "keras.Layer"
     window: int | None
 
 
@@ -183,12 +183,12 @@ def run_recurrently(
     return outputs, keras.tree.pack_sequence_as(state, list(after))
 
 
-def own_trainable_variables(layer: "keras.Layer") -> list[Any]:
+def own_trainable_variables(layer: "keras.Layer") -> list["keras.Variable"]:
     """The trainable variables that a layer created itself, without those of its sublayers."""
     return list(layer._trainable_variables)
 
 
-def layout_of(variable: Any) -> Any:
+def layout_of(variable: "keras.Variable") -> Any:
     """The `TensorLayout` that a `keras.distribution` gave a variable; None without one."""
     return variable._layout
 
@@ -203,10 +203,10 @@ def set_remat_mode(layer: "keras.Layer", mode: Any) -> None:
     layer._remat_mode = mode
 
 
-def run_after_build(layer_class: Any) -> Any:
+def run_after_build(layer_class: Any) -> type:
     """Class decorator: Keras calls `layer.after_build()` when a layer was built."""
 
-    def post_build(self: Any) -> None:
+    def post_build(self: "keras.Model") -> None:
         super(layer_class, self)._post_build()
         self.after_build()
 
@@ -300,13 +300,13 @@ def object_sharing_scope() -> Any:
     return nullcontext() if active else ObjectSharingScope()
 
 
-def share_in_clones(model_class: Any) -> Any:
+def share_in_clones(model_class: Any) -> type:
     """Class decorator: `keras.models.clone_model` creates an object that layers share only once.
 
     Keras clones the layers one by one while it runs through the graph of the model.
     """
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self: "keras.Model", *args: Any, **kwargs: Any) -> Any:
         with object_sharing_scope():
             return super(model_class, self)._run_through_graph(*args, **kwargs)
 
@@ -314,13 +314,13 @@ def share_in_clones(model_class: Any) -> Any:
     return model_class
 
 
-def mark_clones(model_class: Any) -> Any:
+def mark_clones(model_class: Any) -> type:
     """Class decorator: `model.mark_clone(outputs)` gets the outputs of which a clone is made.
 
     `keras.models.clone_model` makes a model of them, and of nothing else that the model knows.
     """
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self: "keras.Model", *args: Any, **kwargs: Any) -> Any:
         from keras import tree
 
         result = super(model_class, self)._run_through_graph(*args, **kwargs)
@@ -334,7 +334,7 @@ def mark_clones(model_class: Any) -> Any:
     return model_class
 
 
-def call_with_known_inputs(model_class: Any) -> Any:
+def call_with_known_inputs(model_class: Any) -> type:
     """Class decorator for functional models: Keras takes `model.known_inputs(inputs)`.
 
     In every call: by `fit`, `predict` and their like, by the user, and by another model. A subclass
@@ -342,11 +342,11 @@ def call_with_known_inputs(model_class: Any) -> Any:
     graph.
     """
 
-    def compatible(self: Any, inputs: Any) -> None:
+    def compatible(self: "keras.Model", inputs: Any) -> None:
         known = self.known_inputs(inputs) if is_functional(self) else inputs
         super(model_class, self)._assert_input_compatibility(known)
 
-    def standardize(self: Any, inputs: Any) -> Any:
+    def standardize(self: "keras.Model", inputs: Any) -> Any:
         return super(model_class, self)._standardize_inputs(self.known_inputs(inputs))
 
     model_class._assert_input_compatibility = compatible
@@ -386,21 +386,21 @@ def set_initial_seed(generator: Any, seed: Tensor) -> None:
     generator._initial_seed = seed
 
 
-def uninitialized_variables() -> list[Any]:
+def uninitialized_variables() -> list["keras.Variable"]:
     """The variables that Keras initializes when the next stateless scope is closed."""
     from keras.src.backend.common import global_state
 
     return list(global_state.get_global_attribute("uninitialized_variables", []))
 
 
-def set_uninitialized_variables(variables: list[Any]) -> None:
+def set_uninitialized_variables(variables: list["keras.Variable"]) -> None:
     """Replaces the list that `uninitialized_variables` returns."""
     from keras.src.backend.common import global_state
 
     global_state.set_global_attribute("uninitialized_variables", variables)
 
 
-def initialize(variable: Any, value: Any = None) -> None:
+def initialize(variable: "keras.Variable", value: Tensor | None = None) -> None:
     """Creates the storage of a variable that has only a shape.
 
     Args:
@@ -415,7 +415,7 @@ def initialize(variable: Any, value: Any = None) -> None:
         variable._initialize(variable._convert_to_tensor(value, dtype=variable.dtype))
 
 
-def read_when_used(variable: Any, read: Any) -> None:
+def read_when_used(variable: "keras.Variable", read: Any) -> None:
     """Lets a variable without storage read its value each time it is used, and keep none.
 
     `initialize` reads it once more, and gives the variable storage.
@@ -430,7 +430,7 @@ def read_when_used(variable: Any, read: Any) -> None:
 class _Reader:
     """The initializer of such a variable, which Keras calls for its value."""
 
-    def __init__(self, variable: Any, read: Any):
+    def __init__(self, variable: "keras.Variable", read: Any):
         self._variable, self.read = variable, read
 
     def __call__(self, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -446,7 +446,7 @@ class _Reader:
         return self._variable._convert_to_tensor(self.read(), dtype=dtype)
 
 
-def read_value(variable: Any) -> Any:
+def read_value(variable: "keras.Variable") -> Tensor:
     """The value of a variable as an array; a view of its memory if it is on the CPU."""
     import numpy as np
     from keras import ops
@@ -461,7 +461,7 @@ def read_value(variable: Any) -> Any:
 
 
 @contextmanager
-def in_memory(variables: Iterable[Any]) -> Iterator[None]:
+def in_memory(variables: Iterable["keras.Variable"]) -> Iterator[None]:
     """Gives the variables of `read_when_used` among `variables` storage inside the context."""
     given = [x for x in variables if x._value is None]
     try:
@@ -473,7 +473,7 @@ def in_memory(variables: Iterable[Any]) -> Iterator[None]:
             variable._value = None
 
 
-def value_without_autocast(variable: Any) -> Tensor:
+def value_without_autocast(variable: "keras.Variable") -> Tensor:
     """The value of a variable in its own dtype, inside layers of mixed precision too."""
     from keras import ops
     from keras.src.backend.common.variables import AutocastScope
@@ -489,6 +489,6 @@ def current_stateless_scope() -> Any:
     return get_stateless_scope()
 
 
-def is_initialized(variable: Any) -> bool:
+def is_initialized(variable: "keras.Variable") -> bool:
     """Whether a variable has storage."""
     return variable._value is not None

@@ -35,8 +35,13 @@ def takes_training(model: "keras.Model") -> bool:
 
 
 def compute_loss(
-    model: "keras.Model", x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
-) -> Any:
+    model: "keras.Model",
+    x: Tensor,
+    y: Tensor,
+    y_pred: Tensor,
+    sample_weight: Tensor,
+    training: bool,
+) -> Tensor:
     """`model.compute_loss`, even if a subclass overrides it without the argument `training`."""
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
@@ -48,21 +53,21 @@ def unscale_loss(loss: Tensor) -> Tensor:
     return unscale_loss_for_distribution(loss)
 
 
-def weigh_additional_losses(model_class: Any) -> Any:
+def weigh_additional_losses(model_class: Any) -> type:
     """Class decorator: `model.weigh_loss(loss)` follows Keras's sum of each additional loss.
 
     These are the losses of `add_loss` and the regularizers. Keras divides them by the number of
     replicas.
     """
 
-    def aggregate(self: Any, loss: Tensor) -> Tensor:
+    def aggregate(self: "keras.Model", loss: Tensor) -> Tensor:
         return self.weigh_loss(super(model_class, self)._aggregate_additional_loss(loss))
 
     model_class._aggregate_additional_loss = aggregate
     return model_class
 
 
-def loss_tracker(model: "keras.Model") -> Any:
+def loss_tracker(model: "keras.Model") -> "keras.metrics.Metric":
     """The metric in which a compiled model averages its loss over an epoch."""
     return model._loss_tracker
 
@@ -110,14 +115,14 @@ def wrap_losses(loss: Any, wrap: Callable[[Any], Any]) -> None:
 # Training: building and the data of `fit`.
 
 
-def build_with(model_class: Any) -> Any:
+def build_with(model_class: Any) -> type:
     """Class decorator: before `fit`, Keras calls `model.build_before(iterator, data_batch)`.
 
     `fit` and `evaluate` pass an `EpochIterator`, other methods a batch; the other argument is None.
     Keras 3.15's own build fails on distributed batches.
     """
 
-    def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    def build(self: "keras.Model", iterator: Any = None, data_batch: Any = None) -> None:
         self.build_before(iterator, data_batch)
 
     model_class._maybe_symbolic_build = build

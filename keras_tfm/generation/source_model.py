@@ -13,7 +13,7 @@ from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.stepping import first_line
 from keras_tfm.layers.decoding.cache import Cache
 from keras_tfm.layers.decoding.source_scope import Place, SourceScope
-from keras_tfm.layers.types import Size, Tensor
+from keras_tfm.layers.types import Arguments, Size, Tensor
 from keras_tfm.matmul_precision import full_precision
 from keras_tfm.runtime.manifest.checks import LARGEST_REACH
 from keras_tfm.runtime.tasks.source_stream import UNKNOWN_END
@@ -120,7 +120,7 @@ class SourceModel(SteppedModel):
 
     def run(
         self, cache: Cache, piece: Tensor, position: Size, end: Size
-    ) -> tuple[Piece, dict[str, Any]]:
+    ) -> tuple[Piece, Arguments]:
         """What the model gives for a piece, and the states after it.
 
         Args:
@@ -143,7 +143,7 @@ class SourceModel(SteppedModel):
         places: dict[int, tuple[Tensor, Place]] = {id(piece): (piece, scope.place)}
         called: list[_Called] = []
 
-        def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        def call(layer: keras.Layer, args: tuple[Any, ...], kwargs: Arguments) -> Tensor:
             if getattr(layer, "tells_padding", False):
                 return None  # layers that take a mask get none
             flat = keras.tree.flatten((args, kwargs))
@@ -195,7 +195,7 @@ class SourceModel(SteppedModel):
         """The outputs of each layer over the whole source, without padding."""
         found: list[tuple[str, np.ndarray]] = []
 
-        def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        def call(layer: keras.Layer, args: tuple[Any, ...], kwargs: Arguments) -> Tensor:
             y = layer(*args, **kwargs)
             if getattr(layer, "tells_padding", False):
                 return y

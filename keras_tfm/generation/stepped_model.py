@@ -19,12 +19,12 @@ from keras_tfm.keras_internals import (
     nodes_in_order,
     set_mask,
 )
-from keras_tfm.layers.types import Tensor
+from keras_tfm.layers.types import Arguments, Tensor
 from keras_tfm.models.checked_inputs import check_keys
 from keras_tfm.models.identity import Marker
 
 # Function of a layer, its positional arguments and its keyword arguments that calls the layer.
-LayerCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+LayerCall = Callable[[Any, tuple[Any, ...], Arguments], Any]
 
 
 class Call(NamedTuple):

@@ -341,7 +341,7 @@ class TransformerBlock(RematerializedLayer):
         """Where the keys and values of the self-attention are from; see there."""
         return "own" if self.self_attention is None else str(self.self_attention.key_value)
 
-    def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Any:
+    def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Shape:
         """The shape of the first input, and of keys and values if they are returned."""
         if self._key_value == "returned":
             return self.self_attention.compute_output_shape(x_shape)

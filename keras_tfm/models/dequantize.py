@@ -58,7 +58,7 @@ def _leaves(model: keras.Model) -> list[Any]:
 class _Own:
     """The weights that a layer made itself, without those of its sublayers."""
 
-    def __init__(self, layer: Any):
+    def __init__(self, layer: keras.Layer):
         inner = {id(x) for y in sublayers(layer) for x in y.weights}
         self.weights = [x for x in layer.weights if id(x) not in inner]
 

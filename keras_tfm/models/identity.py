@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import keras
 
 from keras_tfm.keras_internals import nodes_in_order, producer
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Arguments, Config, Shape, Tensor
 from keras_tfm.models.argument_texts import with_shared_arguments
 
 P = ParamSpec("P")
@@ -48,7 +48,7 @@ class Head:
     """
 
     kind: str
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: Arguments = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Identity:
     """
 
     family: str | None = None
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: Arguments = field(default_factory=dict)
     embedding: str | None = None
     blocks: tuple[str, ...] = ()
 
@@ -77,7 +77,7 @@ class Origin:
     """
 
     function: str | None
-    arguments: dict[str, Any]
+    arguments: Arguments
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -235,7 +235,7 @@ def recordable(value: Any) -> Any:
     return [recordable(x) for x in value] if isinstance(value, list | tuple) else value
 
 
-def describe(model: keras.Model) -> dict[str, Any] | None:
+def describe(model: keras.Model) -> Arguments | None:
     """Returns a model's family, arguments and head as JSON values; None for a hand-composed model.
 
     Objects among the arguments are serialised with `keras.saving.serialize_keras_object`.
@@ -315,7 +315,7 @@ def markers(model: keras.Model, role: str) -> list[Marker]:
     return [x for x in operations if isinstance(x, Marker) and x.role == role]
 
 
-def outputs_in(model: keras.Model, operation: Any) -> list[Tensor]:
+def outputs_in(model: keras.Model, operation: keras.Operation) -> list[Tensor]:
     """The outputs of an operation in the graph of one functional model.
 
     `operation.output` may belong to another model that shares the layer.

@@ -1,6 +1,6 @@
 """The model class: `keras.Model` that knows its family and trains on several devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -14,7 +14,7 @@ from keras_tfm.keras_internals import (
     saved_content,
     share_in_clones,
 )
-from keras_tfm.layers.types import Config
+from keras_tfm.layers.types import Arguments, Config, Tensor
 from keras_tfm.models import identity
 from keras_tfm.models.checked_inputs import known_inputs
 from keras_tfm.models.quantization.state import (
@@ -172,7 +172,7 @@ class Model(Base):
             )
         super().quantize(*args, **kwargs)
 
-    def set_weights(self, weights: Any) -> None:
+    def set_weights(self, weights: Sequence[Tensor]) -> None:
         """`keras.Model.set_weights`, also of a lazy model."""
         allocate_if_missing(self)
         super().set_weights(weights)
@@ -196,7 +196,11 @@ class Model(Base):
         return result
 
     def stateless_call(
-        self, trainable_variables: Any, non_trainable_variables: Any, *args: Any, **kwargs: Any
+        self,
+        trainable_variables: list[Tensor],
+        non_trainable_variables: list[Tensor],
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """`keras.Layer.stateless_call`, with rounded weights as in `__call__`."""
         state = quantization_of(self)
@@ -217,7 +221,7 @@ class Model(Base):
         given = zip(non_trainable_variables, rounded, after, strict=True)
         return result, [before if new is read else new for before, read, new in given], *losses
 
-    def mark_clone(self, outputs: list[Any]) -> None:
+    def mark_clone(self, outputs: list[Tensor]) -> None:
         """Tells the clone that `keras.models.clone_model` makes of `outputs` how to round."""
         state = saved_quantization(self)
         if state is not None:
@@ -286,7 +290,7 @@ class Model(Base):
         return identity.identity_of(self).family
 
     @_Part
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Arguments:
         """The builder's arguments including defaults, without `name`."""
         return dict(identity.identity_of(self).arguments)
 
@@ -307,7 +311,7 @@ class Model(Base):
         return identity.blocks_of(self, identity.identity_of(self))
 
     @_Part
-    def features(self) -> Any:
+    def features(self) -> keras.Model:
         """Symbolic tensor (B, T, D), the final output of the last block, or None."""
         return identity.features_of(self)
 
@@ -348,7 +352,7 @@ def _has_symbols(inputs: Any) -> bool:
     return any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(inputs))
 
 
-def _is_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_graph(args: tuple[Any, ...], kwargs: Arguments) -> bool:
     """Whether these are the arguments of a functional model, by Keras's rule."""
     return len(args) == 2 or ("outputs" in kwargs and (len(args) == 1 or "inputs" in kwargs))
 

@@ -73,7 +73,7 @@ def resize_vocabulary(
         sizes[_TARGET] = target_vocabulary_size or given[_TARGET]
     _check_ids(model, given, min(sizes.values()))
 
-    def change(layer: Any, config: Config) -> dict[str, Any]:
+    def change(layer: keras.Layer, config: Config) -> Config:
         of_target = apart and layer.name != "source_embedding"
         size = sizes[_TARGET if of_target else "vocabulary_size"]
         return _with_size(layer, config, size)
@@ -99,13 +99,13 @@ def select_ids(model: keras.Model, kept: Sequence[int]) -> Model:
     if "projection_dim" in given and given.get("end_id", 0) is None:
         raise ValueError(f"{model.name}: end_id must be an id, as it pools the largest otherwise")
     new = {old: i for i, old in enumerate(kept)}
-    fields: dict[str, Any] = {"vocabulary_size": len(kept)}
+    fields: Config = {"vocabulary_size": len(kept)}
     for name in special_ids(model):
         value = given[name]
         several = isinstance(value, list | tuple)
         fields[name] = [new[x] for x in value if x in new] if several else new[value]
 
-    def change(layer: Any, config: Config) -> dict[str, Any]:
+    def change(layer: keras.Layer, config: Config) -> Config:
         changed = {**_with_size(layer, config, len(kept))}
         for name in ("mask_id", "end_id", "pad_id"):
             if config.get(name) is not None:
@@ -142,7 +142,7 @@ def _arguments_of(model: keras.Model) -> Mapping[str, Any]:
     return identity.arguments
 
 
-def _with_size(layer: Any, config: Config, size: int) -> Config:
+def _with_size(layer: keras.Layer, config: Config, size: int) -> Config:
     """The configuration of a layer, with another number of ids if it has a row for each."""
     if isinstance(layer, TokenEmbedding | PadTokens):
         return {**config, "vocabulary_size": size}
@@ -187,7 +187,7 @@ def resize_positions(model: keras.Model, max_length: int) -> Model:
     if given.get("max_distance", 0) is None:  # DeBERTa's default
         fields["max_distance"] = given["max_length"]
 
-    def change(layer: Any, config: Config) -> dict[str, Any]:
+    def change(layer: keras.Layer, config: Config) -> Config:
         if isinstance(layer, PadTokens):
             return {**config, "length": max_length}
         return {**config, "max_length": max_length} if layer.name in tables else config
@@ -198,7 +198,7 @@ def resize_positions(model: keras.Model, max_length: int) -> Model:
 def _copy(
     model: keras.Model,
     fields: Mapping[str, Any],
-    change: Callable[[Any, dict[str, Any]], dict[str, Any]],
+    change: Callable[[Any, Config], Config],
     new_row: Callable[[np.ndarray], np.ndarray],
     kept: Sequence[int] | None = None,
 ) -> Model:
@@ -212,7 +212,7 @@ def _copy(
         raise ValueError(f"{model.name}: quantized layers cannot be resized, got {quantized[0]}")
     old = identity_of(model).arguments
 
-    def configure(layer: Any, config: Config) -> dict[str, Any]:
+    def configure(layer: keras.Layer, config: Config) -> Config:
         if isinstance(layer, Marker):
             arguments = layer.origin.arguments
             new = {

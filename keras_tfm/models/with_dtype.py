@@ -58,7 +58,7 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
     wanted_policy = keras.dtype_policies.get(dtype)
     policy = keras.dtype_policies.serialize(wanted_policy)
 
-    def change(layer: Any, config: Config) -> dict[str, Any]:
+    def change(layer: keras.Layer, config: Config) -> Config:
         config = _replace_policies(config, policy)
         if isinstance(layer, Marker):
             config = _with_dtype_argument(config, policy)
@@ -98,7 +98,7 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
 
 
 def recreate(
-    model: keras.Model, change: Callable[[Any, dict[str, Any]], dict[str, Any]], form: str
+    model: keras.Model, change: Callable[[Any, Config], Config], form: str
 ) -> tuple[keras.Model, keras.Model]:
     """Creates the layers of a functional model again, with other configurations.
 
@@ -110,9 +110,9 @@ def recreate(
     Returns:
         The same graph as the model's without its compile state, and the new model.
     """
-    configs: dict[int, dict[str, Any]] = {}
+    configs: dict[int, Config] = {}
 
-    def recreate_layer(layer: Any) -> Any:
+    def recreate_layer(layer: keras.Layer) -> keras.Layer:
         if not isinstance(layer, keras.layers.Layer):
             return layer  # an operation, without weights
         with _naming(layer, form):
@@ -160,7 +160,7 @@ def _naming(layer: keras.layers.Layer, form: str) -> Iterator[None]:
         ) from error
 
 
-def _replace_policies(config: Any, policy: dict[str, Any]) -> Any:
+def _replace_policies(config: Any, policy: Config) -> Any:
     """A layer's configuration with every floating-point policy replaced, and without adapters."""
     if isinstance(config, dict):
         if config.get("class_name") == "DTypePolicy" and _name(config) in FLOATS:
@@ -174,7 +174,7 @@ def _replace_policies(config: Any, policy: dict[str, Any]) -> Any:
     return config
 
 
-def _with_dtype_argument(config: Config, policy: dict[str, Any]) -> dict[str, Any]:
+def _with_dtype_argument(config: Config, policy: Config) -> Config:
     """A marker's configuration in which the model's argument `dtype` is the new policy too."""
     arguments = config["arguments"]
     if "dtype" not in arguments or arguments["dtype"] not in (None, *FLOATS):
@@ -182,5 +182,5 @@ def _with_dtype_argument(config: Config, policy: dict[str, Any]) -> dict[str, An
     return {**config, "arguments": {**arguments, "dtype": _name(policy)}}
 
 
-def _name(policy: dict[str, Any]) -> str:
+def _name(policy: Config) -> str:
     return str(policy["config"]["name"])

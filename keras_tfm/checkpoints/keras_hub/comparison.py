@@ -141,7 +141,7 @@ def _record_calls(layers: list[Any]) -> Iterator[list[Record]]:
     """The name, first input and first output of each call of these layers."""
     records: list[Record] = []
 
-    def record(layer: Any) -> Callable[..., Any]:
+    def record(layer: keras.Layer) -> Callable[..., Any]:
         call = layer.call
 
         def recording(*args: Any, **kwargs: Any) -> Any:
@@ -207,7 +207,7 @@ def _next_logits(model: Model, prompts: Any, tokens: Array) -> Array:
 
 
 @contextmanager
-def _greedy(task: Any) -> Iterator[Any]:
+def _greedy(task: keras.Model) -> Iterator[Any]:
     """The task with a greedy sampler."""
     sampler = importlib.import_module("keras_hub").samplers.GreedySampler()
     before = vars(task).get("sampler")

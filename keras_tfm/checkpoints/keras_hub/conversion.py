@@ -124,7 +124,7 @@ def from_keras_hub(
     return KerasHubImport(made, preprocessing, notes, reason)
 
 
-def _notes_on_own_classes(preprocessor: Any) -> list[str]:
+def _notes_on_own_classes(preprocessor: keras.Layer) -> list[str]:
     """A note if the preprocessor or its tokenizer is not KerasHub's own."""
     parts = [preprocessor, getattr(preprocessor, "tokenizer", None)]
     own = [type(x).__name__ for x in parts if x is not None and not _is_of_keras_hub_itself(x)]

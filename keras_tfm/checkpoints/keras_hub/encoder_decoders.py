@@ -1,6 +1,6 @@
 """Encoder-decoder models of KerasHub: T5, BART, Whisper."""
 
-from typing import Any
+import keras
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments
@@ -17,13 +17,14 @@ from keras_tfm.checkpoints.keras_hub.rows import (
 )
 from keras_tfm.checkpoints.keras_hub.settings import Settings
 from keras_tfm.checkpoints.rows import Row
+from keras_tfm.layers.types import Tensor
 
 _INPUTS = {"source": "encoder_token_ids", "target": "decoder_token_ids"}
 _OUTPUTS = {"features": "decoder_sequence_output"}
 _ENCODER, _DECODER = "transformer_encoder_layer_{i}", "transformer_decoder_layer_{i}"
 
 
-def _blocks(backbone: Any) -> list[Any]:
+def _blocks(backbone: keras.Model) -> list[keras.Layer]:
     return [*backbone.encoder_transformer_layers, *backbone.decoder_transformer_layers]
 
 
@@ -87,7 +88,7 @@ def _t5_table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def _t5_logits(backbone: Any, x: Any) -> Any:
+def _t5_logits(backbone: keras.Model, x: Tensor) -> Tensor:
     scale = backbone.hidden_dim**-0.5 if backbone.tie_embedding_weights else 1.0
     return backbone.token_embedding(x * scale, reverse=True)
 

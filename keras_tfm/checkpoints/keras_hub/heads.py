@@ -36,7 +36,7 @@ def kind_of(task: keras.Model) -> str:
     )
 
 
-def add_head(model: Model, task: Any, kind: str | None) -> Model:
+def add_head(model: Model, task: keras.Model, kind: str | None) -> Model:
     """The model with the head of a task; without one, as it is.
 
     Args:
@@ -61,7 +61,7 @@ def add_head(model: Model, task: Any, kind: str | None) -> Model:
     return _image_classifier(model, task)
 
 
-def _image_classifier(model: Model, task: Any) -> Model:
+def _image_classifier(model: Model, task: keras.Model) -> Model:
     """The head of an `ImageClassifier`, whose attributes may be layers."""
     given = task.get_config()
     if given.get("intermediate_dim") is not None:
@@ -83,7 +83,7 @@ def _image_classifier(model: Model, task: Any) -> Model:
     )
 
 
-def check_hidden_dim(task: Any, model: Model) -> None:
+def check_hidden_dim(task: keras.Model, model: Model) -> None:
     """Raises if a classifier's dense layer has another width than the model."""
     dim = model.arguments["dim"]
     if getattr(task, "hidden_dim", dim) != dim:
@@ -93,7 +93,7 @@ def check_hidden_dim(task: Any, model: Model) -> None:
         )
 
 
-def final_activation(task: Any, kind: str | None) -> Any:
+def final_activation(task: keras.Model, kind: str | None) -> Any:
     """The activation of a classifier's logits; None if it changes nothing."""
     if kind not in ("TextClassifier", "ImageClassifier"):
         return None

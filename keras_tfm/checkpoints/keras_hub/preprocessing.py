@@ -1,6 +1,6 @@
 """What a preprocessor of KerasHub says about the inputs of its model, as a file stores it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.keras_hub import SAMPLES, is_of_keras_hub
 from keras_tfm.generation.tokenizers.keras_hub_sentence_pieces import set_ends
 from keras_tfm.generation.tokenizers.tokenizer_forms import Form, form_of
+from keras_tfm.layers.types import Arguments
 from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime.media.image_processor import ImageProcessor
 from keras_tfm.runtime.tokenizers.tokenizer import excerpt
@@ -66,7 +67,7 @@ class Preprocessing:
     sample_rate: int | None = None
     notes: tuple[str, ...] = field(default=(), repr=False)
 
-    def export_arguments(self, model: keras.Model, given: Mapping[str, Any]) -> dict[str, Any]:
+    def export_arguments(self, model: keras.Model, given: Arguments) -> Arguments:
         """The arguments of `export_tflite` that the caller leaves open, for a model.
 
         Args:
@@ -78,7 +79,7 @@ class Preprocessing:
         writes = head is not None and head.kind == "language_model"
         source = [x for x in (self.source_length, longest) if x is not None]
         target = [x for x in (self.max_length, longest) if x is not None]
-        found: dict[str, Any] = {}
+        found: Arguments = {}
         if any(x.takes_ids for x in inputs.values()):
             found["tokenizer"] = self.tokenizer
         if any(x.is_pixels for x in inputs.values()):
@@ -92,9 +93,7 @@ class Preprocessing:
             found["source_length"] = min(source, default=None)
         return {k: x for k, x in found.items() if x is not None and given.get(k) is None}
 
-    def _generation(
-        self, alone: bool, longest: int | None, given: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _generation(self, alone: bool, longest: int | None, given: Arguments) -> Arguments:
         """Lengths and special tokens of generated texts.
 
         Args:
@@ -103,7 +102,7 @@ class Preprocessing:
             given: the caller's arguments by name.
         """
         longest = given.get("max_length") or longest
-        found: dict[str, Any] = {"max_length": longest, "end_id": list(self.end_ids) or None}
+        found: Arguments = {"max_length": longest, "end_id": list(self.end_ids) or None}
         prompted = any(given.get(x) is not None for x in ("prompt_length", "default_prompt"))
         roles = given.get("signatures") or ["generate"]
         opens = "generate" in roles and not prompted and given.get("start_id") is None
@@ -119,7 +118,7 @@ class Preprocessing:
         return found
 
 
-def read_preprocessing(preprocessor: Any) -> Preprocessing:
+def read_preprocessing(preprocessor: keras.Layer) -> Preprocessing:
     """Reads a preprocessor of `keras_hub.models`, and compares its ids with those of the result.
 
     Args:
@@ -142,7 +141,7 @@ def read_preprocessing(preprocessor: Any) -> Preprocessing:
         raise TypeError(
             f"expected a Preprocessor of keras_hub.models, got {type(preprocessor).__name__}"
         )
-    settings: dict[str, Any] = {}
+    settings: Arguments = {}
     if preprocessor.image_converter is not None:
         settings |= _pictures(preprocessor.image_converter)
     if preprocessor.audio_converter is not None:
@@ -154,13 +153,13 @@ def read_preprocessing(preprocessor: Any) -> Preprocessing:
     return result
 
 
-def _texts(preprocessor: Any, kinds: set[str]) -> dict[str, Any]:
+def _texts(preprocessor: keras.Layer, kinds: set[str]) -> Arguments:
     """The settings of a preprocessor of texts."""
     if not preprocessor.built:
         preprocessor.build(None)
     tokenizer = preprocessor.tokenizer
     form = form_of(type(preprocessor).__name__, tokenizer)
-    settings: dict[str, Any] = {"pad_id": int(tokenizer.pad_token_id)}
+    settings: Arguments = {"pad_id": int(tokenizer.pad_token_id)}
     before: Sequence[int] = ()
     after: Sequence[int] = ()
     between: Sequence[int] = ()
@@ -267,7 +266,7 @@ def _pieces_with_ends(
     return made
 
 
-def _check_ids(preprocessor: Any, kinds: set[str], found: Preprocessing) -> None:
+def _check_ids(preprocessor: keras.Layer, kinds: set[str], found: Preprocessing) -> None:
     """Raises unless both give the same ids for samples that are short enough."""
     if "MaskedLMPreprocessor" in kinds:  # it replaces random tokens
         return
@@ -298,7 +297,7 @@ def _start_of(found: Preprocessing, kinds: set[str]) -> tuple[int, ...]:
     return found.default_prompt or (() if found.start_id is None else (found.start_id,))
 
 
-def _rows(preprocessor: Any, kinds: set[str], texts: list[str]) -> list[list[int]]:
+def _rows(preprocessor: keras.Layer, kinds: set[str], texts: list[str]) -> list[list[int]]:
     """The ids of texts by KerasHub."""
     if "Seq2SeqLMPreprocessor" in kinds:
         rows = preprocessor.generate_preprocess(texts)["encoder_token_ids"]
@@ -312,10 +311,10 @@ def _rows(preprocessor: Any, kinds: set[str], texts: list[str]) -> list[list[int
     return [[int(x) for x in row] for row in np.asarray(rows)]
 
 
-def _pictures(converter: Any) -> dict[str, Any]:
+def _pictures(converter: Any) -> Arguments:
     """How an `ImageConverter` resizes and crops; the model itself normalizes the pixels."""
     channels = max(np.size(converter.scale or 1), np.size(converter.offset or 0), 1)
-    result: dict[str, Any] = {}
+    result: Arguments = {}
     size, resample = converter.image_size, _FILTERS.get(converter.interpolation)
     is_square = size is not None and size[0] == size[1]
     if size is None or resample is None or converter.pad_to_aspect_ratio:

@@ -42,7 +42,7 @@ class Settings:
         fields: Mapping[str, Any],
         defaults: Mapping[str, Any],
         backbone: Any = None,
-        preprocessor: Any = None,
+        preprocessor: keras.Layer | None = None,
     ):
         self.owner, self.fields, self.defaults = owner, dict(fields), dict(defaults)
         self.backbone, self.preprocessor = backbone, preprocessor
@@ -51,7 +51,7 @@ class Settings:
         self._read: set[str] = set(_OF_ALL)
 
     @classmethod
-    def of(cls, backbone: keras.Model, preprocessor: Any = None) -> "Settings":
+    def of(cls, backbone: keras.Model, preprocessor: keras.Layer | None = None) -> "Settings":
         """The settings of a backbone."""
         parameters = inspect.signature(type(backbone).__init__).parameters
         defaults = {name: x.default for name, x in parameters.items()}

@@ -34,7 +34,7 @@ class Source:
     """
 
     model: Any
-    backbone: Any
+    backbone: keras.Model
     family: HubFamily
     kind: str | None
 
@@ -63,12 +63,12 @@ class Source:
         return cls(model, backbone, family, kind_of(model))
 
     @property
-    def task(self) -> Any:
+    def task(self) -> keras.Model:
         """The task; None for a backbone."""
         return None if self.kind is None else self.model
 
     @property
-    def preprocessor(self) -> Any:
+    def preprocessor(self) -> keras.Layer | None:
         """The preprocessor of the task; None without one."""
         return getattr(self.model, "preprocessor", None)
 
@@ -114,7 +114,7 @@ def is_preset(folder: Path) -> bool:
     return "class_name" in fields and "model_type" not in fields
 
 
-def open_preprocessor(folder: Path) -> Any:
+def open_preprocessor(folder: Path) -> keras.Layer:
     """The preprocessor of a preset, without its model; None if the preset has none.
 
     Raises:

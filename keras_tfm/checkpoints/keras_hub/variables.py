@@ -80,7 +80,7 @@ class Variables:
         value = ops.convert_to_numpy(weight)
         return value.astype("float32") if str(weight.dtype) in ("float16", "bfloat16") else value
 
-    def variable(self, path: str) -> Any:
+    def variable(self, path: str) -> keras.Variable:
         """The `keras.Variable` itself."""
         return self._found[path][1]
 
@@ -119,7 +119,7 @@ def _inner_layers(parent: Any, prefix: str, seen: set[int]) -> Iterator[tuple[st
         yield from _inner_layers(layer, f"{prefix}{name}/", seen)
 
 
-def _is_made_up(layer: Any) -> bool:
+def _is_made_up(layer: keras.Layer) -> bool:
     """Whether Keras made a layer's name from that of its class."""
     words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", type(layer).__name__)
     name = re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()

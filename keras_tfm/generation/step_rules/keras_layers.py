@@ -37,7 +37,7 @@ class _RecurrentRule(StepRule):
 
     def call(
         self,
-        layer: Any,
+        layer: keras.Layer,
         scope: DecodingScope,
         sequences: Tensor,
         initial_state: Tensor | None = None,
@@ -62,7 +62,7 @@ class _RecurrentRule(StepRule):
         return (y, *last) if layer.return_state else y
 
     def step(
-        self, layer: Any, x: Tensor, state: Tensor, mask: Tensor | None
+        self, layer: keras.Layer, x: Tensor, state: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The outputs (R, N, F) and the state; a masked token repeats the output before it."""
         y, after = super().step(layer, x, state, mask)
@@ -71,7 +71,7 @@ class _RecurrentRule(StepRule):
             y = choose_rows(mask, y, ops.cast(ops.expand_dims(state[0], 1), y.dtype))
         return y, after
 
-    def token(self, layer: Any, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def token(self, layer: keras.Layer, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """The output (R, F) of the cell, and its state in the structure and dtypes of `state`."""
         y, after = layer.cell(x, state)
         flat = zip(keras.tree.flatten(after), keras.tree.flatten(state), strict=True)
@@ -79,7 +79,7 @@ class _RecurrentRule(StepRule):
         return ops.cast(y, layer.compute_dtype), after
 
 
-def _check_recurrent(layer: Any) -> None:
+def _check_recurrent(layer: keras.Layer) -> None:
     faults = {
         "go_backwards=True reads later tokens first": layer.go_backwards,
         "return_sequences=False has one output for all tokens": not layer.return_sequences,
@@ -97,7 +97,7 @@ class _WindowRule(StepRule):
     zeros as the layer reads before a token.
     """
 
-    def call(self, layer: Any, scope: DecodingScope, inputs: Tensor) -> Tensor:
+    def call(self, layer: keras.Layer, scope: DecodingScope, inputs: Tensor) -> Tensor:
         """The outputs of a causal layer; of others, those of an ordinary call."""
         size = getattr(layer, "kernel_size", None) or layer.pool_size
         (dilation,) = getattr(layer, "dilation_rate", (1,))
@@ -110,7 +110,7 @@ class _WindowRule(StepRule):
             return type(layer).call(layer, inputs)
         return scope.convolve(layer.name, lambda x: self._without_padding(layer, x), inputs, count)
 
-    def _slide(self, layer: Any, scope: SourceScope, x: Tensor, count: int) -> Tensor:
+    def _slide(self, layer: keras.Layer, scope: SourceScope, x: Tensor, count: int) -> Tensor:
         """The outputs for a piece of a source, with any stride and padding that is zeros."""
         padding = layer.padding
         is_convolution = isinstance(layer, keras.layers.Conv1D)
@@ -137,7 +137,7 @@ class _WindowRule(StepRule):
         )
 
     @staticmethod
-    def _without_padding(layer: Any, x: Tensor) -> Tensor:
+    def _without_padding(layer: keras.Layer, x: Tensor) -> Tensor:
         if layer.padding == "valid":
             return type(layer).call(layer, x)
         y = ops.conv(
@@ -150,7 +150,7 @@ class _WindowRule(StepRule):
 class _ZeroPaddingRule(StepRule):
     """`ZeroPadding1D((n, 0))` before a convolution, whose last inputs take the place of zeros."""
 
-    def call(self, layer: Any, scope: DecodingScope, inputs: Tensor) -> Tensor:
+    def call(self, layer: keras.Layer, scope: DecodingScope, inputs: Tensor) -> Tensor:
         """The inputs, without zeros."""
         count, after = layer.padding
         if after or layer.data_format != "channels_last":
@@ -164,7 +164,7 @@ class _AttentionRule(StepRule):
 
     def call(
         self,
-        layer: Any,
+        layer: keras.Layer,
         scope: DecodingScope,
         query: Tensor,
         value: Tensor,
@@ -219,19 +219,19 @@ class _AttentionRule(StepRule):
 class _SumRule(StepRule):
     """`keras.ops.cumsum` over the tokens: the state is the sum so far."""
 
-    def call(self, layer: Any, scope: DecodingScope, x: Tensor) -> Tensor:
+    def call(self, layer: keras.Layer, scope: DecodingScope, x: Tensor) -> Tensor:
         """The sums of all tokens up to each; along another axis, those of an ordinary call."""
         rank = len(x.shape)
         if layer.axis is None or layer.axis % rank != 1:
             return type(layer).call(layer, x)
         return super().call(layer, scope, x)
 
-    def begin(self, layer: Any, x: Tensor, rows: Size) -> Tensor:
+    def begin(self, layer: keras.Layer, x: Tensor, rows: Size) -> Tensor:
         """Zeros (R, ...)."""
         return ops.zeros((rows, *x.shape[2:]), dtype=layer.dtype or x.dtype)
 
     def step(
-        self, layer: Any, x: Tensor, state: Tensor, mask: Tensor | None
+        self, layer: keras.Layer, x: Tensor, state: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The sums (R, N, ...), and the last of them."""
         if mask is not None:

@@ -44,7 +44,7 @@ class StepRule:
     (1, 6)
     """
 
-    def begin(self, layer: Any, x: Tensor, rows: Size) -> Tensor:
+    def begin(self, layer: keras.Layer, x: Tensor, rows: Size) -> Tensor:
         """The state before the first token.
 
         Args:
@@ -54,7 +54,7 @@ class StepRule:
         """
         raise NotImplementedError(f"{type(self).__name__} does not define begin(layer, x, rows)")
 
-    def token(self, layer: Any, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def token(self, layer: keras.Layer, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs (R, ...) for one token of each row, (R, ...), and the state after it."""
         raise NotImplementedError(
             f"{type(self).__name__} defines neither token(layer, x, state) nor "
@@ -62,7 +62,7 @@ class StepRule:
         )
 
     def step(
-        self, layer: Any, x: Tensor, state: Tensor, mask: Tensor | None
+        self, layer: keras.Layer, x: Tensor, state: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The outputs (R, N, ...) for N tokens of each row, and the state after them.
 
@@ -84,7 +84,7 @@ class StepRule:
         y, after = token(ops.squeeze(x, 1), state)
         return ops.expand_dims(y, 1), after if mask is None else choose_rows(mask, after, state)
 
-    def call(self, layer: Any, scope: DecodingScope, *args: Any, **kwargs: Any) -> Any:
+    def call(self, layer: keras.Layer, scope: DecodingScope, *args: Any, **kwargs: Any) -> Any:
         """The layer's outputs for the tokens of a step, from the arguments of its call."""
         x, mask = args[0], kwargs.get("mask")
         return scope.recur(
@@ -145,7 +145,7 @@ def register_step(layer_class: type, rule: StepRule) -> None:
     _RULES[layer_class] = rule
 
 
-def find_rule(layer: Any) -> StepRule | None:
+def find_rule(layer: keras.Layer) -> StepRule | None:
     """The rule of a layer's class; None if it has none."""
     for base in type(layer).__mro__:
         if base in _RULES:
@@ -154,7 +154,7 @@ def find_rule(layer: Any) -> StepRule | None:
     return None
 
 
-def give_rules(layer: Any) -> None:
+def give_rules(layer: keras.Layer) -> None:
     """Makes a layer, and the layers inside it, follow their rules inside a `DecodingScope`.
 
     Outside of scopes they compute what they always do. What `TimeDistributed` and `Bidirectional`

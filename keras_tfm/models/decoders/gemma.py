@@ -14,13 +14,13 @@ from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 
-def _gemma2(num_layers: int, **more: Any) -> dict[str, Any]:
+def _gemma2(num_layers: int, **more: Any) -> Arguments:
     windows = [None if i % 2 else 4096 for i in range(num_layers)]
     caps = {"attention_logit_soft_cap": 50.0, "final_logit_soft_cap": 30.0}
     return {"num_layers": num_layers, "windows": windows, "post_norm": True, **caps, **more}
 
 
-def _gemma3(num_layers: int, window: int = 512, **more: Any) -> dict[str, Any]:
+def _gemma3(num_layers: int, window: int = 512, **more: Any) -> Arguments:
     windows = [window if (i + 1) % 6 else None for i in range(num_layers)]
     rope = {"rope_theta": 1e6, "local_rope_theta": 1e4}
     norms = {"post_norm": True, "query_key_norm": True}

@@ -94,7 +94,7 @@ class Blocks:
             heads, causal=causal, name="self_attention", **self._attention()
         )
 
-    def _attention(self) -> dict[str, Any]:
+    def _attention(self) -> Arguments:
         return {
             "dropout": self.attention_dropout,
             "use_bias": self.use_bias,

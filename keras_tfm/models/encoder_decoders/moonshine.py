@@ -19,7 +19,7 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
 )
 from keras_tfm.layers.audio.audio_layer import AudioLayer
-from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Tensor
+from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Size, Tensor
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
@@ -130,7 +130,7 @@ def moonshine(
 
     attention: Arguments = {"dropout": attention_dropout, "use_bias": False, "dtype": dtype}
 
-    def parts(causal: bool) -> dict[str, Any]:
+    def parts(causal: bool) -> Arguments:
         """The arguments of the blocks of one stack."""
         return {
             "self_attention": MultiHeadSelfAttention(
@@ -332,12 +332,12 @@ def frame_mask(audio: Tensor) -> Tensor:
     return _is_real(audio, _count(_samples(audio)), SAMPLES_OF_FRAME, SAMPLES_PER_FRAME)
 
 
-def _count(samples: Any) -> Any:
+def _count(samples: Size) -> Size:
     """The number of frames, given the number of samples."""
     return None if samples is None else (samples - SAMPLES_OF_FRAME) // SAMPLES_PER_FRAME + 1
 
 
-def _samples(audio: Tensor) -> Any:
+def _samples(audio: Tensor) -> Size:
     return ops.shape(audio)[1]
 
 

@@ -25,7 +25,7 @@ from keras_tfm.layers import (
 from keras_tfm.layers.audio.audio_layer import AudioLayer
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.decoding.source_scope import SourceScope
-from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Tensor
+from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Size, Tensor
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
@@ -397,7 +397,7 @@ def feature_mask(audio: Tensor, frame_length: int) -> Tensor:
     return ops.less_equal(numbers[::stride], last)
 
 
-def _count(samples: Any, frame_length: int) -> Any:
+def _count(samples: Size, frame_length: int) -> Size:
     """The number of features, given the number of samples."""
     count = None if samples is None else samples // frame_length
     for stride in _STRIDES:

@@ -1,7 +1,5 @@
 """T5: "Exploring the Limits of Transfer Learning" (arXiv:1910.10683), and its version 1.1."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
@@ -18,7 +16,7 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
     gelu_tanh,
 )
-from keras_tfm.layers.types import Activation, Arguments, DType
+from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
@@ -169,7 +167,7 @@ def t5(
         "dtype": dtype,
     }
 
-    def parts(bias: RelativePositionBias, causal: bool) -> dict[str, Any]:
+    def parts(bias: RelativePositionBias, causal: bool) -> Arguments:
         """The arguments shared by encoder and decoder blocks."""
         return {
             "self_attention": MultiHeadSelfAttention(
@@ -195,7 +193,7 @@ def t5(
     def positions(name: str) -> RelativePositionBias:
         return RelativePositionBias(num_buckets, max_distance, dtype=dtype, name=name)
 
-    def ending(x: Any, stack: str) -> Any:
+    def ending(x: Tensor, stack: str) -> Tensor:
         norm = RMSNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name=f"{stack}_norm")
         return Dropout(dropout, dtype=dtype, name=f"{stack}_dropout")(norm(x))
 

@@ -70,7 +70,7 @@ class GemmaStack:
     num_key_value_heads: int | None
     intermediate_dim: int
     windows: Sequence[Window | None]
-    attention: dict[str, Any]
+    attention: Arguments
     position: Callable[[Window | None], RotaryEmbedding]
     activation: Activation
     rms_norm_epsilon: float
@@ -86,7 +86,7 @@ class GemmaStack:
         """A norm."""
         return RMSNormalization(epsilon=self.rms_norm_epsilon, dtype=self.dtype, name=name)
 
-    def parts(self, window: Window | None, causal: bool, **attention: Any) -> dict[str, Any]:
+    def parts(self, window: Window | None, causal: bool, **attention: Any) -> Arguments:
         """The arguments shared by encoder and decoder blocks.
 
         `attention`: arguments of the self-attention besides those of the stack.

@@ -1,7 +1,5 @@
 """The original Transformer: "Attention Is All You Need" (arXiv:1706.03762)."""
 
-from typing import Any
-
 import keras
 
 from keras_tfm.layers import (
@@ -112,7 +110,7 @@ def transformer(
         "dtype": dtype,
     }
 
-    def parts(causal: bool) -> dict[str, Any]:
+    def parts(causal: bool) -> Arguments:
         """The arguments shared by encoder and decoder blocks."""
         return {
             "self_attention": MultiHeadSelfAttention(

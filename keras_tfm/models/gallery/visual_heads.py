@@ -59,7 +59,7 @@ def visual_question_answering(
 
 
 def _answers(
-    base: HeadBase, x: Any, num_answers: int, layer_norm_epsilon: float | None = None
+    base: HeadBase, x: Tensor, num_answers: int, layer_norm_epsilon: float | None = None
 ) -> Any:
     """Logits (B, A) of a pooled vector (B, D)."""
     x = base.dense(2 * x.shape[-1], "answer_inner", "gelu")(x)

@@ -58,7 +58,7 @@ def rounded_inputs(axes: Axes, change: Change = round_rows) -> Iterator[None]:
         _current.reset(token)
 
 
-def _with_rounded_input(layer: Any, method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _with_rounded_input(layer: keras.Layer, method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(method)
     def run(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         axes, change = _current.get() or ({}, round_rows)

@@ -176,7 +176,7 @@ def tower_arguments(
     tower_builder: Callable[..., Model],
     own: Mapping[str, Any],
     more: Mapping[str, Any] | None,
-) -> dict[str, Any]:
+) -> Arguments:
     """The arguments of a tower's builder."""
     more = dict(more or {})
     known = list(inspect.signature(tower_builder).parameters)
