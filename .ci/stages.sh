@@ -227,15 +227,17 @@ stage_examples() {
 
 # What every layer promises, RematScope, LoRA and quantization, norms, projections, dropout, the backend's
 # fused attention, and on PyTorch, which is faster at it, stepping, and that an encoder is called once; on JAX,
-# models between several devices. The rest is run by .ci/full.
+# models between several devices. The rest is run by .ci/full: what no backend has a part in, configurations and
+# names; and on JAX a step of training of each layer, which compiles for two seconds.
 stage_layers() {
     with_layers
+    local shared="not configuration and not names_do and not paths_of"
     local contract=(tests/layers/test_{contract,keras_features,layer_normalization,projection,dropout,fused_attention,flash_attention,dropped_attention}.py)
     local pytest=("$WORK/layers/bin/python" -m pytest -n 0 -p no:cacheprovider)
-    KERAS_BACKEND=torch "${pytest[@]}" "${contract[@]}" \
+    KERAS_BACKEND=torch "${pytest[@]}" -k "$shared" "${contract[@]}" \
         tests/layers/test_{stepping_matrix,composed_attention}.py tests/generation/test_stepped_model.py
     # XLA compiles each operation of each shape: unoptimized, in less than half the time.
-    KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" "${contract[@]}" \
+    KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" -k "$shared and not a_fit_step and not full-0.3" "${contract[@]}" \
         tests/layers/test_{short_convolution,gated_delta_net,mamba2}.py
     KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" tests/generation/test_step_rules.py \
         -k "left_padding and (cells or LSTM or Gated or Depthwise)"

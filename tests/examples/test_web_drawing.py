@@ -14,6 +14,7 @@ TEXTS = ["four nine", "three five", "two", "three six"]
 BEST = Sampler(temperature=0)
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_codes_pixels_and_scores_are_those_of_python(tmp_path):
     """Also a screenshot, drawing.png, in the test's folder."""
