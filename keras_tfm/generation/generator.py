@@ -386,9 +386,12 @@ def compile_function(
         import tensorflow as tf
 
         # Retraced with open shapes if shapes vary.
-        return tf.function(
+        compiled = tf.function(
             function, autograph=False, reduce_retracing=True, jit_compile=jit_compile
         )
+        # TensorFlow takes the functions of all generators for one, and warns of the fifth.
+        compiled._omit_frequent_tracing_warning = True
+        return compiled
     if keras.backend.backend() != "jax":
         return function
     import jax

@@ -8,10 +8,12 @@ import keras
 import numpy as np
 import pytest
 from blocks import decoder_block
+from execution import tensorflow_only
 from small_models import BLOCK, DIM, TARGET_SIZE, decoder_only, randomize
 
 from keras_tfm import layers
 from keras_tfm.generation import Beam, Contrastive, Generator, Greedy, Sample, generate
+from keras_tfm.generation.generator import compile_function
 
 PROMPTS = [[3, 4, 5], [6, 7, 8]]
 SHORTER = [[3, 4, 5], [6, 7]]
@@ -130,3 +132,19 @@ def test_on_jax():
     environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+
+
+@tensorflow_only
+@pytest.mark.parametrize("ours", [True, False])
+def test_many_generators_do_not_look_like_one_that_is_traced_again_and_again(monkeypatch, ours):
+    import tensorflow as tf
+
+    def function():
+        return lambda x: x + 1
+
+    warned = []
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda *arguments: warned.append(arguments))
+    for _ in range(7):
+        plain = tf.function(function(), autograph=False)
+        (compile_function(function(), []) if ours else plain)(tf.constant(0))
+    assert bool(warned) is not ours  # what TensorFlow does by itself
