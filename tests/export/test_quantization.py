@@ -24,7 +24,7 @@ from keras_tfm.export.quantization import presets as quantization
 from keras_tfm.export.signatures.make import make_signatures
 from keras_tfm.export.signatures.request import Request
 from keras_tfm.generation import generate
-from keras_tfm.layers import FeedForward, PositionalEncoding, TokenEmbedding
+from keras_tfm.layers import FeedForward, Mamba2, PositionalEncoding, TokenEmbedding
 from keras_tfm.models import transformer
 from keras_tfm.runtime import flatbuffer
 
@@ -320,11 +320,32 @@ def test_a_weight_is_found_whatever_is_multiplied_into_it(zeros):
     gamma, scale = np.exp(rng.normal(size=(41, 1))), rng.normal(size=37)
     gamma[3] = 0.0
     files = [kernel, kernel.T, gamma * kernel, (gamma * kernel * scale).T, kernel * scale]
+    files += [(gamma * kernel * scale)[:, a:b].T for a, b in ((0, 16), (16, 28), (28, 37))]
+    files += [(kernel * scale)[:, 7:8].T]
     stored = {i: np.ascontiguousarray(x, "float32") for i, x in enumerate(files)}
     strangers = [other, other.T, gamma * other, kernel[::-1], kernel + 1e-3 * other]
-    stored |= {10 + i: np.ascontiguousarray(x, "float32") for i, x in enumerate(strangers)}
+    strangers += [other[:, 5:18].T, (kernel + 1e-3 * other)[:, 5:18].T, kernel[:, [5, 7, 9]].T]
+    stored |= {20 + i: np.ascontiguousarray(x, "float32") for i, x in enumerate(strangers)}
     layers_ = {"dense": [kernel.astype("float32")]}
     assert sorted(kept_layers.find_buffers(stored, layers_)) == list(range(len(files)))
+
+
+@pytest.mark.parametrize("option", ["keep_float", "keep_int8"])
+def test_both_halves_of_a_gated_network_are_kept(option, tmp_path):
+    """Its kernel is multiplied in two parts, and that of Mamba-2 in three unequal ones."""
+    x = keras.Input((5, 64))
+    y = FeedForward(96, activation="silu", gated=True, name="gated")(x)
+    y = Mamba2(8, 16, 8, name="mamba2")(y)
+    model = randomize(keras.Model(x, keras.layers.Dense(160)(y)), seed=0)
+    path = tmp_path / "x.tflite"
+    names = ["gated/inner", "mamba2/input_projection"]
+    export_tflite(model, path, quantization="int4", verify=False, **{option: names})
+    types = {}
+    for use in flatbuffer.weight_uses(flatbuffer.read(path.read_bytes())):
+        types.setdefault(tuple(use.tensor.shape), set()).add(use.tensor.type)
+    kept = [types[rows, 64] for rows in (96, 128, 144, 8)]
+    assert kept == 4 * [{"keep_float": {0}, "keep_int8": {9}}[option]]
+    assert types[64, 96] == types[160, 64] == {17}
 
 
 @pytest.mark.parametrize("preset", ["float16", "int8", "int4"])

@@ -135,6 +135,9 @@ def products(kind):
     elif kind == "keras":
         x = keras.Input((5, 64))
         y = keras.layers.MultiHeadAttention(2, 32)(x, x)
+    elif kind == "unequal parts":  # of 128, 144 and 8 columns
+        x = keras.Input((5, 64))
+        y = layers.Mamba2(8, 16, 8)(x)
     else:
         x = keras.Input((5, 64))
         norms = kind == "norms first"
@@ -143,7 +146,9 @@ def products(kind):
 
 
 @pytest.mark.parametrize("quantization", ["int4", "int8"])
-@pytest.mark.parametrize("kind", ["einsum", "convolution", "keras", "norms last", "norms first"])
+@pytest.mark.parametrize(
+    "kind", ["einsum", "convolution", "keras", "norms last", "norms first", "unequal parts"]
+)
 def test_a_file_computes_what_a_model_with_rounded_activations_does(kind, quantization, tmp_path):
     """XNNPACK's own rows: no bias or beta of a layer before is moved behind the product."""
     keras.utils.set_random_seed(0)
@@ -165,6 +170,8 @@ def test_a_file_computes_what_a_model_with_rounded_activations_does(kind, quanti
     # Where sums in another order round to another integer, a row differs by a step.
     errors = np.sort(np.abs(found - wanted).reshape(len(rows), -1).max(axis=1))
     assert errors[-2] < 1e-5 * size and errors[-1] < 0.05 * size
+    if kind == "unequal parts":
+        assert all(stored_bits(path)[64 * count] <= {4, 8} for count in (128, 144, 8))
     graphs = flatbuffer.read(path.read_bytes())
     assert not any(
         flatbuffer.is_operator(graphs, x, "MAXIMUM") for x in graphs.subgraphs[0].operators

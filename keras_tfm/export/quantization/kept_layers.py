@@ -134,10 +134,35 @@ def _path(layer: keras.Layer) -> str:
 
 
 def _holds(values: np.ndarray, weight: np.ndarray) -> bool:
-    """Whether `values` are `weight` rearranged and scaled by factors per output and per input."""
-    if values.size != weight.size:
+    """Whether `values` are `weight` rearranged and scaled by factors per output and per input.
+
+    Or adjacent outputs of it, if it is a matrix (inputs, outputs).
+    """
+    if values.size == weight.size:
+        return any(_proportional(values.reshape(x.shape), x) for x in _arrangements(weight))
+    if values.ndim != 2 or weight.ndim != 2 or values.shape[1] != len(weight):
         return False
-    return any(_proportional(values.reshape(rows.shape), rows) for rows in _arrangements(weight))
+    count = len(values)
+    starts = _starts(values, weight.T) if count < weight.shape[1] else ()
+    return any(_proportional(values, weight.T[start : start + count]) for start in starts)
+
+
+def _starts(values: np.ndarray, rows: np.ndarray) -> list[int]:
+    """The rows that the first one of `values` may be, times factors per row and per column.
+
+    With such factors, a b' = a' b for two rows (a, a') and (b, b') of two columns. A single row has
+    factors of its own alone, as if it were followed by ones.
+    """
+    count = len(rows) - len(values) + 1
+    few = np.argsort(np.abs(values[0]))[-8:]  # in ascending order
+    first = values[0, few].astype("float64")
+    second = values[1, few].astype("float64") if len(values) > 1 else np.ones(len(few))
+    known = rows[:, few].astype("float64")
+    following = known[1 : count + 1] if len(values) > 1 else np.ones((count, len(few)))
+    ours = known[:count, -1:] * following * first * second[-1]
+    theirs = known[:count] * following[:, -1:] * first[-1] * second
+    allowed = 4 * _ROUNDING * np.maximum(np.abs(ours), np.abs(theirs)).max(axis=1, keepdims=True)
+    return np.flatnonzero(np.all(np.abs(ours - theirs) <= allowed, axis=1)).tolist()
 
 
 def _arrangements(weight: np.ndarray) -> Iterator[np.ndarray]:

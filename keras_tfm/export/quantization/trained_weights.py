@@ -16,6 +16,7 @@ Example:
 True
 """
 
+import itertools
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -207,13 +208,15 @@ def _levels(match: _Match) -> Iterator[np.ndarray]:
 
 
 def _find(trained: TrainedWeights, matrix: np.ndarray) -> _Match | None:
-    """The trained weight, or equal parts of its rows, to which a matrix is proportional."""
+    """The trained weight, or adjacent rows of it, to which a matrix is proportional."""
     count, width = matrix.shape
     for weight in trained.weights:
         rows = weight.rows
-        if rows.shape[1] != width or not count or len(rows) % count:
+        if rows.shape[1] != width or not 0 < count <= len(rows):
             continue
-        for start in range(0, len(rows), count):
+        equal = range(0, len(rows) - count + 1, count)
+        # Parts of a projection may be unequal, as those of Mamba-2.
+        for start in itertools.chain(equal, _proportional(rows[: len(rows) - count + 1], matrix)):
             part = slice(start, start + count)
             if _factors(matrix[:1], rows[part][:1]) is None:
                 continue
@@ -221,6 +224,16 @@ def _find(trained: TrainedWeights, matrix: np.ndarray) -> _Match | None:
             if factors is not None:
                 return _Match(weight, part, factors)
     return None
+
+
+def _proportional(rows: np.ndarray, matrix: np.ndarray) -> Iterator[int]:
+    """The rows that the first one of `matrix` may be a multiple of, by a few columns."""
+    first = np.abs(matrix[0]).astype("float64")
+    few = np.argsort(first)[-8:]  # in ascending order
+    values, peak = rows[:, few].astype("float64"), matrix[0, few[-1]]
+    errors = np.abs(matrix[0, few] * values[:, -1:] - values * peak)
+    allowed = 2 * _PRECISION * abs(peak) * np.abs(values).max(axis=1)
+    yield from map(int, np.flatnonzero(np.all(errors <= allowed[:, np.newaxis], axis=1)))
 
 
 def _factors(matrix: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
