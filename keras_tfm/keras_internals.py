@@ -206,7 +206,7 @@ def set_remat_mode(layer: "keras.Layer", mode: Any) -> None:
 def run_after_build(layer_class: Any) -> type:
     """Class decorator: Keras calls `layer.after_build()` when a layer was built."""
 
-    def post_build(self: "keras.Model") -> None:
+    def post_build(self: "keras.Layer") -> None:
         super(layer_class, self)._post_build()
         self.after_build()
 

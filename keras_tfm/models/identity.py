@@ -235,7 +235,7 @@ def recordable(value: Any) -> Any:
     return [recordable(x) for x in value] if isinstance(value, list | tuple) else value
 
 
-def describe(model: keras.Model) -> Arguments | None:
+def describe(model: keras.Model) -> Config | None:
     """Returns a model's family, arguments and head as JSON values; None for a hand-composed model.
 
     Objects among the arguments are serialised with `keras.saving.serialize_keras_object`.
