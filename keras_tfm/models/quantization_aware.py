@@ -58,6 +58,9 @@ def enable_quantization(
     the time of a comparison. Custom training loops that call layers instead of the model compute
     without rounding.
 
+    The model of a quantized checkpoint computes with that checkpoint's integers and scales from the
+    start. Its scales stay, here and in training; call this for `activations` and `cache`.
+
     Args:
         model: functional `keras_tfm.Model`. It is changed. A compiled one stays compiled.
         quantization: str, "int8" or "int4".
@@ -107,6 +110,12 @@ def enable_quantization(
             "keep_int8 needs quantization int4, "
             f"got quantization={quantization!r} and keep_int8={keep_int8!r}"
         )
+    if cache not in CACHES:
+        raise ValueError(f"cache must be one of {list(CACHES)}, got {cache!r}")
+    state = _published_grids(model, quantization, keep_float, keep_int8, activations, cache)
+    if state is not None:
+        set_quantization(model, state)
+        return len(state.weights)
     enabled = [x for x in (model, *sublayers(model)) if quantization_of(x) is not None]
     if enabled:
         known = quantization_of(enabled[0])
@@ -120,13 +129,39 @@ def enable_quantization(
             f"{model.name} is quantized by Keras, which cannot train it further: use the model as "
             "it was before quantize()"
         )
-    if cache not in CACHES:
-        raise ValueError(f"cache must be one of {list(CACHES)}, got {cache!r}")
     state = TrainedQuantization(model, quantization, keep_float, keep_int8, activations, cache)
     if not state.weights:
         raise ValueError(f"{model.name} has no weight that {quantization} would round")
     set_quantization(model, state)
     return len(state.weights)
+
+
+def _published_grids(
+    model: Model,
+    quantization: str,
+    keep_float: Sequence[str],
+    keep_int8: Sequence[str],
+    activations: bool,
+    cache: str,
+) -> TrainedQuantization | None:
+    """The rounding of a model with the grids of its checkpoint, which stay.
+
+    None: it has none, or its activations or caches are rounded already.
+    """
+    known = quantization_of(model)
+    if known is None or not known.is_published or known.activations or known.cache != "float32":
+        return None
+    asked = (quantization, list(keep_float), list(keep_int8))
+    if asked not in (
+        (known.quantization, [], []),
+        (known.quantization, known.keep_float, known.keep_int8),
+    ):
+        raise ValueError(
+            f"{model.name} has the {known.quantization} grids of its checkpoint, which have no "
+            f"keep_float or keep_int8: got quantization={quantization!r}, "
+            f"keep_float={asked[1]}, keep_int8={asked[2]}; call disable_quantization first"
+        )
+    return known.as_it_runs(model, activations, cache)
 
 
 def disable_quantization(model: Model) -> None:

@@ -6,8 +6,8 @@ import pytest
 from compare import to_numpy
 
 import keras_tfm
-from keras_tfm import models
-from keras_tfm.export import export_tflite
+from keras_tfm import models, runtime
+from keras_tfm.export import export_tflite, save_adapter
 from keras_tfm.export.quantization.four_bits import unpack
 from keras_tfm.models.quantization.rounding import Grid
 from keras_tfm.models.quantization.state import quantization_of
@@ -172,3 +172,78 @@ def test_training_keeps_the_scales(tmp_path):
     path = tmp_path / "model.tflite"
     export_tflite(model, path, quantization="int4", source_length=6)
     assert_stored(model, after, path)
+
+
+def layers_with_activations():
+    x = keras.Input((64,), name="x")
+    y = keras.layers.Dense(40, activation="relu")(x)
+    return x, keras.layers.Dense(7, activation="tanh")(y)
+
+
+def products_of_einsum():
+    x = keras.Input((4, 64), name="x")
+    y = keras.layers.EinsumDense("abc,cde->abde", (4, 3, 32), bias_axes="de")(x)
+    return x, keras.layers.EinsumDense("abde,def->abf", (4, 5), activation="gelu")(y)
+
+
+@pytest.mark.parametrize("has_offsets", [False, True])
+@pytest.mark.parametrize("build", [layers_with_activations, products_of_einsum])
+def test_rounded_activations_beside_a_published_grid(build, has_offsets, tmp_path):
+    """The model computes what the file does when it runs; offsets multiply the exact input."""
+    model = keras_tfm.Model(*build())
+    rng = np.random.default_rng(3)
+    levels = publish(model, rng, 4, has_offsets)
+    x = rng.normal(size=(6, *model.inputs[0].shape[1:])).astype("float32")
+    exact = to_numpy(model(x))
+    assert models.enable_quantization(model, "int4", activations=True) == 2
+    assert np.abs(to_numpy(model(x)) - exact).max() > 1e-4 * np.abs(exact).max()
+    path = tmp_path / "model.tflite"
+    (check,) = export_tflite(
+        model, path, quantization="int4", verify_inputs={"x": x}
+    ).verification.checks
+    assert check.graph_error <= 1e-6
+    assert check.relative_error <= 1e-6
+    assert_stored(model, levels, path)  # the integers stay; scales have XNNPACK's seven bits
+    model.save(tmp_path / "model.keras")
+    copy = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(to_numpy(copy(x)), to_numpy(model(x)))
+
+
+def test_rounded_activations_of_a_language_model(tmp_path):
+    """Also of a tied table, of columns of a kernel, with adapters, and in training."""
+    model = llama()
+    publish(model, np.random.default_rng(0))
+    models.enable_lora(model, rank=2)
+    models.enable_quantization(model, "int4", activations=True)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(1.0), loss)
+    rows = np.random.default_rng(0).integers(1, 37, (8, 6))
+    model.fit(rows, np.roll(rows, -1, 1), verbose=0)
+    assert all(np.any(to_numpy(x)) for x in model.trainable_variables)  # B began at zero
+    path = tmp_path / "model.tflite"
+    (check,) = export_tflite(model, path, ["predict"], "int4", source_length=6,
+                             separate_adapters=True).verification.checks  # fmt: skip
+    assert check.graph_error <= 1e-6
+    wanted = to_numpy(model(rows))
+    file = runtime.load(path, adapter=save_adapter(model, tmp_path / "adapter.npz"))
+    found = np.concatenate([file.predict(x[None])["output"] for x in rows])
+    # Where sums in another order round to another integer, a token differs by a step.
+    errors = np.abs(found - wanted).max(axis=-1)
+    assert np.quantile(errors, 0.8) < 1e-6 * np.abs(wanted).max()
+
+
+def test_only_activations_and_caches_of_a_published_grid_are_chosen():
+    model = llama()
+    publish(model, np.random.default_rng(0))
+    for quantization, names in (("int8", []), ("int4", ["decoder_0"])):
+        with pytest.raises(ValueError, match=r"has the int4 grids of its checkpoint") as error:
+            models.enable_quantization(model, quantization, keep_float=names)
+        assert "\n" not in str(error.value)
+    before = [x.grid.scales for x in quantization_of(model).weights]
+    assert models.enable_quantization(model, "int4", cache="int8") == len(before)
+    state = quantization_of(model)
+    assert (state.cache, state.activations) == ("int8", False)
+    for x, scales in zip(state.weights, before, strict=True):
+        np.testing.assert_array_equal(x.grid.scales, scales)
+    with pytest.raises(ValueError, match="trained with int4 weights already"):
+        models.enable_quantization(model, "int4", activations=True)

@@ -84,7 +84,7 @@ class TrainedWeights(NamedTuple):
             if has_int8_caches and self.quantization.cache == "int8":
                 stack.enter_context(rounded_caches())
             if self.quantization.activations:
-                stack.enter_context(rounded_inputs(self.quantization.axes, _keep))
+                stack.enter_context(rounded_inputs(self.quantization.inputs, _keep))
             yield
 
 

@@ -7,10 +7,11 @@ Example:
 
 >>> import keras, numpy as np
 >>> from keras_tfm.models.quantization.rounded_inputs import observe, rounded_inputs
+>>> from keras_tfm.models.quantization.rounding import Grid
 >>> dense = keras.layers.Dense(1, kernel_initializer="ones")
 >>> dense.build((None, 3))
 >>> x = np.array([[0.04, 0.14, 25.5]], "float32")
->>> with rounded_inputs(observe([dense])):  # to multiples of 0.1
+>>> with rounded_inputs(observe([(dense, Grid(8, 0, 1))])):  # to multiples of 0.1
 ...     round(float(dense(x)[0, 0]), 2)
 25.6
 """
@@ -19,39 +20,57 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_tfm.layers.embeddings.token_embedding import TokenEmbedding
 from keras_tfm.layers.types import Tensor
-from keras_tfm.models.quantization.rounding import round_rows
+from keras_tfm.models.quantization.rounding import Grid, round_rows
 
-# By the id of a layer, the axes of its input that share a scale; None: all but the first.
-Axes = Mapping[int, tuple[int, ...] | None]
+
+class RoundedInput(NamedTuple):
+    """How the input of a layer is rounded.
+
+    Attributes:
+        axes: the axes that share a scale; None: all but the first.
+        grid: the grid of the weight. Its offsets multiply the input before it is rounded.
+    """
+
+    axes: tuple[int, ...] | None
+    grid: Grid
+
+
+# By the id of a layer.
+Inputs = Mapping[int, RoundedInput]
 # Of the input of a layer, and its axes.
 Change = Callable[[Tensor, tuple[int, ...] | None], Tensor]
-_current: ContextVar[tuple[Axes, Change] | None] = ContextVar("rounded_inputs", default=None)
+_current: ContextVar[tuple[Inputs, Change] | None] = ContextVar("rounded_inputs", default=None)
 # The methods that multiply an input with the weight.
 _METHODS = ("call", "columns")
 
 
-def observe(layers: Iterable[keras.Layer]) -> Axes:
-    """Lets `rounded_inputs` round the inputs of these layers; returns its argument."""
+def observe(layers: Iterable[tuple[keras.Layer, Grid]]) -> Inputs:
+    """Lets `rounded_inputs` round the inputs of these layers; returns its argument.
+
+    Args:
+        layers: layers with the grids of their weights.
+    """
     found = {}
-    for layer in layers:
+    for layer, grid in layers:
         for name in _METHODS:
             if hasattr(layer, name) and name not in vars(layer):
                 vars(layer)[name] = _with_rounded_input(layer, getattr(layer, name))
-        found[id(layer)] = _input_axes(layer)
+        found[id(layer)] = RoundedInput(_input_axes(layer), grid)
     return found
 
 
 @contextmanager
-def rounded_inputs(axes: Axes, change: Change = round_rows) -> Iterator[None]:
+def rounded_inputs(inputs: Inputs, change: Change = round_rows) -> Iterator[None]:
     """The context in which the layers of `observe` read what `change` makes of their inputs."""
-    token = _current.set((axes, change))
+    token = _current.set((inputs, change))
     try:
         yield
     finally:
@@ -61,21 +80,58 @@ def rounded_inputs(axes: Axes, change: Change = round_rows) -> Iterator[None]:
 def _with_rounded_input(layer: keras.Layer, method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(method)
     def run(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        axes, change = _current.get() or ({}, round_rows)
+        found, change = _current.get() or ({}, round_rows)
         is_lookup = isinstance(layer, TokenEmbedding) and not kwargs.get("reverse", any(args))
-        if id(layer) not in axes or is_lookup:
+        if id(layer) not in found or is_lookup:
             return method(inputs, *args, **kwargs)
-        rounded = change(inputs, axes[id(layer)])
-        result = method(rounded, *args, **kwargs)
-        if change is not round_rows or not getattr(layer, "lora_enabled", False):
-            return result
-        # An adapter's matrices are float32, and its input is not rounded.
-        low = ops.matmul(inputs - rounded, ops.cast(layer.lora_kernel_a, inputs.dtype))
-        rest = ops.matmul(low, ops.cast(layer.lora_kernel_b, inputs.dtype))
+        axes, grid = found[id(layer)]
+        rounded = change(inputs, axes)
         columns = slice(*args) if len(args) == 2 else slice(None)
-        return result + layer.lora_alpha / layer.lora_rank * rest[..., columns]
+        exact = [] if change is not round_rows else _exact_products(layer, grid, inputs - rounded)
+        if not exact:
+            return method(rounded, *args, **kwargs)
+        with _without_activation(layer) as activation:
+            y = method(rounded, *args, **kwargs)
+        return activation(y + sum(x[..., columns] for x in exact))
 
     return run
+
+
+def _exact_products(layer: keras.Layer, grid: Grid, rest: Tensor) -> list[Tensor]:
+    """Products of `rest`, what rounding took from the input, with what reads the exact input."""
+    products = []
+    if getattr(layer, "lora_enabled", False):
+        low = ops.matmul(rest, ops.cast(layer.lora_kernel_a, rest.dtype))
+        product = ops.matmul(low, ops.cast(layer.lora_kernel_b, rest.dtype))
+        products.append(layer.lora_alpha / layer.lora_rank * product)
+    if grid.offsets is None:
+        return products
+    if isinstance(layer, keras.layers.EinsumDense):
+        shape = next(tuple(x.shape) for x in layer.variables if x.name == "kernel")
+        levels = np.zeros(grid.rows(np.empty(shape, "int8")).shape, "int8")
+        assert grid.scales is not None
+        table = ops.cast(grid.values(levels, grid.scales, shape), rest.dtype)
+        products.append(ops.einsum(layer.equation, rest, table))
+    else:
+        count = grid.offsets.shape[1]
+        shape = (*ops.shape(rest)[:-1], count, rest.shape[-1] // count)
+        sums = ops.sum(ops.reshape(rest, shape), axis=-1)
+        products.append(ops.matmul(sums, ops.cast(grid.offsets.T, rest.dtype)))
+    return products
+
+
+@contextmanager
+def _without_activation(layer: keras.Layer) -> Iterator[Callable[[Tensor], Tensor]]:
+    """The context in which a layer's activation is the identity; yields the activation."""
+    activation = getattr(layer, "activation", None)
+    if activation is None:
+        yield keras.activations.linear
+        return
+    vars(layer)["activation"] = keras.activations.linear  # past Keras, which would track it
+    try:
+        yield activation
+    finally:
+        vars(layer)["activation"] = activation
 
 
 def _input_axes(layer: keras.Layer) -> tuple[int, ...] | None:

@@ -30,13 +30,19 @@ class RoundedWeight(NamedTuple):
     grid: Grid
 
 
-def layers_of(model: keras.Layer, weights: Iterable[RoundedWeight]) -> list[keras.Layer]:
-    """The layers that multiply with these weights, those with the same weight too."""
-    known = {id(x.variable) for x in weights}
+def layers_of(
+    model: keras.Layer, weights: Iterable[RoundedWeight]
+) -> list[tuple[keras.Layer, int]]:
+    """The layers that multiply with these weights, each with the number of its weight.
+
+    Several layers may share one.
+    """
+    numbers = {id(x.variable): number for number, x in enumerate(weights)}
     return [
-        layer
+        (layer, numbers[id(variable)])
         for layer in sublayers(model)
-        if any(id(variable) in known for variable, _ in _weights_of(layer))
+        for variable, _ in _weights_of(layer)
+        if id(variable) in numbers
     ]
 
 

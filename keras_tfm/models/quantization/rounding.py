@@ -152,6 +152,12 @@ class Grid(NamedTuple):
     scales: np.ndarray | None = None
     offsets: np.ndarray | None = None
 
+    def as_it_runs(self) -> "Grid":
+        """The grid with what XNNPACK reads of published scales in 4 bits: 7 bits of fraction."""
+        if self.scales is None or self.bits != 4:
+            return self
+        return self._replace(scales=self.scales.astype(ml_dtypes.bfloat16).astype("float16"))
+
     def rows(self, weight: np.ndarray) -> np.ndarray:
         """The weight as the matrix (F, D) of a file, a row for each output."""
         shape = _three_axes(weight.shape, self)

@@ -50,7 +50,7 @@ class TrainedQuantization:
 
     Attributes:
         weights: list of `RoundedWeight`.
-        axes: the layers whose inputs are rounded, see `observe`.
+        inputs: the layers whose inputs are rounded, see `observe`.
     """
 
     def __init__(
@@ -66,14 +66,15 @@ class TrainedQuantization:
         self.keep_float, self.keep_int8 = list(keep_float), list(keep_int8)
         self.activations, self.cache = activations, cache
         self.weights = rounded_weights(model, quantization, keep_float, keep_int8)
-        self.axes = observe(layers_of(model, self.weights)) if activations else {}
+        self._layers = layers_of(model, self.weights)
+        self.publish({})
 
     @contextmanager
     def rounded_values(self, caches: bool = True) -> Iterator[None]:
         """The context in which activations and `caches` are rounded, if they are at all."""
         with ExitStack() as stack:
             if self.activations:
-                stack.enter_context(rounded_inputs(self.axes))
+                stack.enter_context(rounded_inputs(self.inputs))
             if self.cache == "int8" and caches:
                 stack.enter_context(rounded_caches())
             yield
@@ -98,11 +99,25 @@ class TrainedQuantization:
         self.weights = [
             RoundedWeight(x.variable, grids.get(i, x.grid)) for i, x in enumerate(self.weights)
         ]
+        layers = [(layer, self.weights[i].grid) for layer, i in self._layers]
+        self.inputs = observe(layers) if self.activations else {}
 
     def copy(self, model: keras.Model) -> "TrainedQuantization":
         """The same rounding, of a copy of the model."""
         result = TrainedQuantization(model, **self.get_config())
         result.publish({i: x.grid for i, x in enumerate(self.weights)})
+        return result
+
+    def as_it_runs(
+        self, model: keras.Model, activations: bool, cache: str
+    ) -> "TrainedQuantization":
+        """The same grids with rounded activations or caches, and what LiteRT reads of scales."""
+        config = {**self.get_config(), "activations": activations, "cache": cache}
+        result = TrainedQuantization(model, **config)
+        grids = {i: x.grid for i, x in enumerate(self.weights)}
+        if activations:
+            grids = {i: grid.as_it_runs() for i, grid in grids.items()}
+        result.publish(grids)
         return result
 
     def save(self, store: MutableMapping[str, np.ndarray]) -> None:
