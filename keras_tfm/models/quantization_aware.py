@@ -59,7 +59,8 @@ def enable_quantization(
     without rounding.
 
     The model of a quantized checkpoint computes with that checkpoint's integers and scales from the
-    start. Its scales stay, here and in training; call this for `activations` and `cache`.
+    start. They stay, and training keeps the scales; call this for `activations` and `cache`, and
+    for layers that leave the grid, `keep_float` and `keep_int8`.
 
     Args:
         model: functional `keras_tfm.Model`. It is changed. A compiled one stays compiled.
@@ -151,17 +152,18 @@ def _published_grids(
     known = quantization_of(model)
     if known is None or not known.is_published or known.activations or known.cache != "float32":
         return None
-    asked = (quantization, list(keep_float), list(keep_int8))
-    if asked not in (
-        (known.quantization, [], []),
-        (known.quantization, known.keep_float, known.keep_int8),
-    ):
+    if quantization != known.quantization:
         raise ValueError(
-            f"{model.name} has the {known.quantization} grids of its checkpoint, which have no "
-            f"keep_float or keep_int8: got quantization={quantization!r}, "
-            f"keep_float={asked[1]}, keep_int8={asked[2]}; call disable_quantization first"
+            f"{model.name} has the {known.quantization} grids of its checkpoint, got "
+            f"quantization={quantization!r}: call disable_quantization first"
         )
-    return known.as_it_runs(model, activations, cache)
+    return known.with_options(
+        model,
+        keep_float=keep_float,
+        keep_int8=[*dict.fromkeys([*known.keep_int8, *keep_int8])],
+        activations=activations,
+        cache=cache,
+    )
 
 
 def disable_quantization(model: Model) -> None:

@@ -232,18 +232,33 @@ def test_rounded_activations_of_a_language_model(tmp_path):
     assert np.quantile(errors, 0.8) < 1e-6 * np.abs(wanted).max()
 
 
-def test_only_activations_and_caches_of_a_published_grid_are_chosen():
+def test_options_beside_a_published_grid(tmp_path):
+    """Kept layers leave the grid; caches are rounded; a second call is refused."""
     model = llama()
-    publish(model, np.random.default_rng(0))
-    for quantization, names in (("int8", []), ("int4", ["decoder_0"])):
-        with pytest.raises(ValueError, match=r"has the int4 grids of its checkpoint") as error:
-            models.enable_quantization(model, quantization, keep_float=names)
-        assert "\n" not in str(error.value)
-    before = [x.grid.scales for x in quantization_of(model).weights]
-    assert models.enable_quantization(model, "int4", cache="int8") == len(before)
+    levels = publish(model, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="has the int4 grids of its checkpoint, got") as error:
+        models.enable_quantization(model, "int8")
+    assert "\n" not in str(error.value)
+    before = {x.path: grid.scales for x, grid in quantization_of(model).weights}
+    exact, wide = "decoder_1/feed_forward/outer", "decoder_0/self_attention"
+    count = models.enable_quantization(
+        model, "int4", keep_float=[exact], keep_int8=[wide], activations=True, cache="int8"
+    )
+    assert count == len(before) - 1
     state = quantization_of(model)
-    assert (state.cache, state.activations) == ("int8", False)
-    for x, scales in zip(state.weights, before, strict=True):
-        np.testing.assert_array_equal(x.grid.scales, scales)
+    for weight, grid in state.weights:
+        if wide in weight.path:
+            assert grid == (8, *grid[1:3], None, None)
+            del levels[weight.path]
+        else:
+            np.testing.assert_allclose(grid.scales, before[weight.path], rtol=2**-8)
+    del levels[f"{exact}/kernel"]
     with pytest.raises(ValueError, match="trained with int4 weights already"):
         models.enable_quantization(model, "int4", activations=True)
+    path = tmp_path / "model.tflite"
+    report = export_tflite(model, path, ["predict", "generate"], "int4", source_length=6,
+                           max_length=8, prompt_length=3, cache="int8")  # fmt: skip
+    assert all(x.graph_error <= 1e-4 for x in report.verification.checks)
+    found = [x.tobytes() for x, _ in stored(path)]
+    for rows in levels.values():
+        assert any(x in rows.tobytes() for x in found)

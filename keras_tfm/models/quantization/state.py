@@ -108,16 +108,19 @@ class TrainedQuantization:
         result.publish({i: x.grid for i, x in enumerate(self.weights)})
         return result
 
-    def as_it_runs(
-        self, model: keras.Model, activations: bool, cache: str
-    ) -> "TrainedQuantization":
-        """The same grids with rounded activations or caches, and what LiteRT reads of scales."""
-        config = {**self.get_config(), "activations": activations, "cache": cache}
-        result = TrainedQuantization(model, **config)
-        grids = {i: x.grid for i, x in enumerate(self.weights)}
-        if activations:
-            grids = {i: grid.as_it_runs() for i, grid in grids.items()}
-        result.publish(grids)
+    def with_options(self, model: keras.Model, **options: Any) -> "TrainedQuantization":
+        """Another rounding of the model, with the published grids of weights that keep their bits.
+
+        With rounded activations, these have the scales that LiteRT reads.
+        """
+        result = TrainedQuantization(model, **{**self.get_config(), **options})
+        grids = {id(x.variable): x.grid for x in self.weights}
+        kept = {}
+        for i, (variable, plain) in enumerate(result.weights):
+            grid = grids.get(id(variable), plain)
+            if grid.bits == plain.bits:
+                kept[i] = grid.as_it_runs() if result.activations else grid
+        result.publish(kept)
         return result
 
     def save(self, store: MutableMapping[str, np.ndarray]) -> None:
