@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_tfm.export.graph.loop_fills import move_fills
 from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT, TensorT
 from keras_tfm.keras_internals import initialize, is_initialized, read_value
 from keras_tfm.layers.base_layer import columns_read_by
@@ -284,6 +285,7 @@ class _Filling:
         self._biases: dict[int, np.ndarray] = {}
 
     def run(self, folds_norms: bool) -> None:
+        move_fills(self._model)
         found = self._constants()
         matched = self._match(found)
         orders = self._orders(matched)
