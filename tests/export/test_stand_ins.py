@@ -66,6 +66,12 @@ def with_adapters():
     return model
 
 
+def wide():
+    """Kernels and a table of more than 65,536 values, which the converter makes FILL."""
+    size = {"dim": 256, "num_layers": 2, "num_heads": 2, "intermediate_dim": 288}
+    return models.llama(300, **size, num_key_value_heads=1, tie_output=True)
+
+
 CASES = {
     "llama": (lambda: models.llama(131, **SIZE, num_key_value_heads=1, tie_output=True), STEPS),
     "biases and norms of queries": (
@@ -80,6 +86,7 @@ CASES = {
         lambda: models.t5(131, **{**SIZE, "num_layers": 1}),
         {"signatures": ["generate"], "source_length": 5, "max_length": 7, "start_id": 0},
     ),
+    "loop": (wide, {**STEPS, "signatures": ["generate"]}),
     "adapters": (with_adapters, STEPS),
     "scaled": (scaled, {}),
     "convolutions": (convolutions, {}),
@@ -93,6 +100,7 @@ QUICK = {
     ("scaled", "int4"),
     ("convolutions", "int8"),
     ("parts", "float16"),
+    ("loop", "int4"),
 }
 
 
