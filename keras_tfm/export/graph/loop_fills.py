@@ -31,7 +31,9 @@ def move_fills(model: ModelT) -> None:
     while waiting:
         graph = waiting.pop(0)
         fills = {
-            int(x.outputs[0]): x for x in graph.operators if flatbuffer.is_operator(model, x, "FILL")
+            int(x.outputs[0]): x
+            for x in graph.operators
+            if flatbuffer.is_operator(model, x, "FILL")
         }
         for operator in graph.operators:
             called = _called(model, operator)
