@@ -72,27 +72,6 @@ def wide():
     return models.llama(300, **size, num_key_value_heads=1, tie_output=True)
 
 
-class Looped(keras.layers.Layer):
-    """A loop with a branch, of which both read one kernel that the converter makes FILL."""
-
-    def build(self, shape):
-        self.dense = keras.layers.Dense(shape[-1])
-        self.dense.build(shape)
-
-    def call(self, x):
-        def step(_, y):
-            more = keras.ops.cond(keras.ops.sum(y) > 0, lambda: self.dense(y), lambda: y)
-            return keras.ops.tanh(self.dense(y)) + more
-
-        return keras.ops.fori_loop(0, 3, step, x)
-
-
-def own_loop():
-    """Two such layers: the first one's kernel has signs, and stays a constant by itself."""
-    x = keras.Input((260,), batch_size=1)
-    return keras.Model(x, Looped()(Looped()(x)))
-
-
 CASES = {
     "llama": (lambda: models.llama(131, **SIZE, num_key_value_heads=1, tie_output=True), STEPS),
     "biases and norms of queries": (
@@ -108,7 +87,6 @@ CASES = {
         {"signatures": ["generate"], "source_length": 5, "max_length": 7, "start_id": 0},
     ),
     "loop": (wide, {**STEPS, "signatures": ["generate"]}),
-    "own loop": (own_loop, {}),
     "adapters": (with_adapters, STEPS),
     "scaled": (scaled, {}),
     "convolutions": (convolutions, {}),
