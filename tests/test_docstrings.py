@@ -101,6 +101,7 @@ REASONS = {
     "keras_tfm.export.quantization.smoothing": "`calibrate` has the example",
     "keras_tfm.export.signatures.host_caches": _FILE,
     "keras_tfm.export.graph.int8_caches": _FILE,
+    "keras_tfm.export.graph.loop_fills": _FILE,
     "keras_tfm.export.graph.loop_outputs": _FILE,
     "keras_tfm.export.litertlm.verification": _FILE,
     "keras_tfm.export.verification.loop_logits": _FILE,
