@@ -626,13 +626,9 @@ class LanguageModel(Task):
             keras.optimizers.Adam(rate, global_clipnorm=1.0),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
-        # The last position of a chunk has no next token: a weight of 0.
-        labels, weights = np.roll(rows, -1, axis=1), np.ones(rows.shape, "float32")
-        weights[:, -1] = 0.0
         model.fit(
-            rows,
-            labels,
-            sample_weight=weights,
+            rows[:, :-1],
+            rows[:, 1:],
             batch_size=self.batch,
             shuffle=False,
             verbose=2,
