@@ -9,6 +9,7 @@ from keras_tfm.keras_internals import sublayers
 from keras_tfm.models.dequantize import is_quantized
 from keras_tfm.models.identity import is_functional
 from keras_tfm.models.model import Model
+from keras_tfm.models.quantization.named_layers import named_weights
 from keras_tfm.models.quantization.state import (
     TrainedQuantization,
     quantization_of,
@@ -114,11 +115,8 @@ def enable_quantization(
     if cache not in CACHES:
         raise ValueError(f"cache must be one of {list(CACHES)}, got {cache!r}")
     state = _published_grids(model, quantization, keep_float, keep_int8, activations, cache)
-    if state is not None:
-        set_quantization(model, state)
-        return len(state.weights)
     enabled = [x for x in (model, *sublayers(model)) if quantization_of(x) is not None]
-    if enabled:
+    if state is None and enabled:
         known = quantization_of(enabled[0])
         assert known is not None
         raise ValueError(
@@ -130,7 +128,8 @@ def enable_quantization(
             f"{model.name} is quantized by Keras, which cannot train it further: use the model as "
             "it was before quantize()"
         )
-    state = TrainedQuantization(model, quantization, keep_float, keep_int8, activations, cache)
+    if state is None:
+        state = TrainedQuantization(model, quantization, keep_float, keep_int8, activations, cache)
     if not state.weights:
         raise ValueError(f"{model.name} has no weight that {quantization} would round")
     set_quantization(model, state)
@@ -145,9 +144,9 @@ def _published_grids(
     activations: bool,
     cache: str,
 ) -> TrainedQuantization | None:
-    """The rounding of a model with the grids of its checkpoint, which stay.
+    """The rounding of a model that keeps the grids of its checkpoint.
 
-    None: it has none, or its activations or caches are rounded already.
+    Returns None for other models, and after an earlier call with activations or caches.
     """
     known = quantization_of(model)
     if known is None or not known.is_published or known.activations or known.cache != "float32":
@@ -157,6 +156,7 @@ def _published_grids(
             f"{model.name} has the {known.quantization} grids of its checkpoint, got "
             f"quantization={quantization!r}: call disable_quantization first"
         )
+    named_weights(model, keep_int8, "keep_int8")  # raises for unknown names
     return known.with_options(
         model,
         keep_float=keep_float,

@@ -239,6 +239,12 @@ def test_options_beside_a_published_grid(tmp_path):
     with pytest.raises(ValueError, match="has the int4 grids of its checkpoint, got") as error:
         models.enable_quantization(model, "int8")
     assert "\n" not in str(error.value)
+    for names, text in (
+        ("head", "must be a sequence"),
+        (["head"], "keep_int8: .* no layer 'head'"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=text):
+            models.enable_quantization(model, "int4", keep_int8=names)
     before = {x.path: grid.scales for x, grid in quantization_of(model).weights}
     exact, wide = "decoder_1/feed_forward/outer", "decoder_0/self_attention"
     count = models.enable_quantization(
