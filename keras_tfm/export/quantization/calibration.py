@@ -12,15 +12,27 @@ from keras import ops
 from keras_tfm.export.quantization.four_bits import matrix_bits
 from keras_tfm.export.quantization.gptq import compensate
 from keras_tfm.export.quantization.kept_layers import find_layers
+from keras_tfm.export.quantization.kernels import Kernels, Layer, variable_of
 from keras_tfm.export.quantization.precision import in_float32
-from keras_tfm.export.quantization.smoothing import Activations, smooth_block
+from keras_tfm.export.quantization.smoothing import (
+    Activations,
+    smooth_block,
+    smooth_tied_table,
+    tied_tables,
+)
+from keras_tfm.export.quantization.trained_weights import latent_copy
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.keras_internals import Tensor, sublayers
 from keras_tfm.layers.base_layer import Projection
+from keras_tfm.layers.embeddings.token_embedding import TokenEmbedding
 from keras_tfm.layers.transformer_block import TransformerBlock
 from keras_tfm.models import with_dtype
 from keras_tfm.models.quantization.named_layers import has_name
-from keras_tfm.models.quantization.state import quantization_of
+from keras_tfm.models.quantization.state import (
+    TrainedQuantization,
+    quantization_of,
+    set_quantization,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -45,10 +57,15 @@ def calibrate(
       share few. Such channels are divided by a factor where they are produced, and multiplied by
       it where they are used: "SmoothQuant" (arXiv:2211.10438) and "AWQ" (arXiv:2306.00978). The
       factors are those whose rounded products are nearest to the exact ones, on the examples.
+    - A tied table takes up the factors of the logits' input, and its lookups divide by them.
     - For "int4", weights are then rounded one after another, and those that follow make up for the
       error: "GPTQ" (arXiv:2210.17323).
+    - A model with the grids of a quantized checkpoint keeps its integers, and LoRA adapters beside
+      them: factors are powers of two, the same for the 32 channels that share a scale, and the
+      scales take them up. Nothing is rounded again, and grids of 8 bits stay as they are.
 
-    The file is neither larger nor slower. Blocks of this package are changed, other layers not.
+    The file is neither larger nor slower. Blocks of this package and tied tables are changed, other
+    layers not.
 
     Args:
         model: functional `keras.Model`. It is not changed.
@@ -60,13 +77,15 @@ def calibrate(
     Returns:
         A model in float32 with the same layer names. For "int8" its outputs are those of `model`;
         for "int4" those of the rounded weights. Export it, and verify the file against it. Memory:
-        for "int4", 4 D^2 bytes for each matrix with inputs of width D.
+        for "int4", 4 D^2 bytes for each matrix with inputs of width D. With a tied table it cannot
+        be saved for `transformers`, whose lookups do not divide.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an example does not fit the inputs, there are none, the preset is another one,
-            a layer is unknown, the model has no block of this package or is trained with rounded
-            weights, or its outputs change.
+            a layer is unknown, the model has no block of this package, or its outputs change; or it
+            is trained with rounded weights, other than those of a quantized checkpoint, or with
+            rounded activations or caches: calibrate first.
 
     Example:
 
@@ -84,39 +103,87 @@ def calibrate(
         raise ValueError(f"quantization must be 'int8' or 'int4', got {quantization!r}")
     find_layers(model, keep_float)
     find_layers(model, keep_int8, "keep_int8")
-    if quantization_of(model) is not None:
-        raise ValueError(
-            f"{model.name} is trained with rounded weights, which calibration would change: call "
-            "models.disable_quantization first"
-        )
+    known = quantization_of(model)
+    if known is not None:
+        _check_published(model, known, quantization, [*keep_float, *keep_int8])
     rows = [_example(model, number, example) for number, example in enumerate(examples)]
     if not rows:
         raise ValueError("examples must have some inputs of the model, got none")
-    model = in_float32(model)
-    copy = with_dtype(model, "float32")
+    if known is None:
+        model = in_float32(model)
+        copy = with_dtype(model, "float32")
+    else:
+        copy = latent_copy(model)
+        known = known.copy(copy)
     blocks = [x for x in sublayers(copy) if isinstance(x, TransformerBlock)]
     if not blocks:
         raise ValueError(f"{model.name} has no TransformerEncoderBlock or TransformerDecoderBlock")
-    more_bits = [*keep_float, *keep_int8]
-
-    def bits_of(layer: Projection) -> int:
-        if quantization == "int8" or has_name(layer, more_bits):
-            return 8
-        return matrix_bits(ops.convert_to_numpy(layer.kernel).T)
-
-    with _record(blocks, len(rows), bits_of) as activations:
+    bits_of = _bits_of(quantization, [*keep_float, *keep_int8], known)
+    tables = tied_tables(copy)
+    with _record(blocks, [x.table for x in tables], len(rows), bits_of) as activations:
         wanted = interface_of(copy).call(rows[0])
         for row in rows[1:]:
             interface_of(copy).call(row)
+    grids = {} if known is None else {id(x): y for x, y in known.weights if y.scales is not None}
+    kernels = Kernels(bits_of, grids)
     for number, block in enumerate(blocks, 1):
         _log.info("calibrating block %d of %d", number, len(blocks))
-        smooth_block(block, activations, bits_of)
+        smooth_block(block, activations, kernels)
+    for tied in tables:
+        smooth_tied_table(tied, activations, kernels)
     _check_equal(model, wanted, interface_of(copy).call(rows[0]))
+    if known is not None:
+        known.publish({i: kernels.grids.get(id(x), y) for i, (x, y) in enumerate(known.weights)})
+        set_quantization(copy, known)
+        return copy
     for layer in (layer for block in blocks for layer in _projections(block)):
         given = activations.get(id(layer))
         if given is not None and given.products is not None and bits_of(layer) == 4:
             layer.kernel.assign(compensate(ops.convert_to_numpy(layer.kernel), given.products))
     return copy
+
+
+def _check_published(
+    model: keras.Model, known: TrainedQuantization, quantization: str, kept: Sequence[str]
+) -> None:
+    """Raises a ValueError unless the model has the grids of a checkpoint, and nothing else."""
+    if not known.is_published:
+        raise ValueError(
+            f"{model.name} is trained with rounded weights, which calibration would change: call "
+            "models.disable_quantization first"
+        )
+    if quantization != known.quantization:
+        raise ValueError(
+            f"{model.name} has the {known.quantization} grids of its checkpoint, got "
+            f"quantization={quantization!r}"
+        )
+    if known.activations or known.cache != "float32":
+        raise ValueError(
+            f"{model.name} computes with rounded activations or caches already: calibrate it "
+            "before enable_quantization"
+        )
+    if kept:
+        raise ValueError(
+            f"{model.name} has the grids of its checkpoint, got the layers {[*kept]} to keep: name "
+            "them in models.enable_quantization, before calibrate"
+        )
+
+
+def _bits_of(
+    quantization: str, more_bits: Sequence[str], known: TrainedQuantization | None
+) -> Callable[[Layer], int]:
+    """The function that gives the size of a layer's weights in the file."""
+    if known is not None:
+        bits = {id(variable): grid.bits for variable, grid in known.weights}
+        return lambda layer: bits.get(id(variable_of(layer)), 8)
+
+    def bits_of(layer: Layer) -> int:
+        if quantization == "int8" or has_name(layer, more_bits):
+            return 8
+        values = ops.convert_to_numpy(variable_of(layer))
+        return matrix_bits(values if isinstance(layer, TokenEmbedding) else values.T)
+
+    return bits_of
 
 
 def _example(model: keras.Model, number: int, example: object) -> dict[str, Tensor]:
@@ -145,29 +212,37 @@ def _example(model: keras.Model, number: int, example: object) -> dict[str, Tens
 
 @contextmanager
 def _record(
-    blocks: list[TransformerBlock], calls: int, bits_of: Callable[[Projection], int]
+    blocks: list[TransformerBlock],
+    tables: list[TokenEmbedding],
+    calls: int,
+    bits_of: Callable[[Layer], int],
 ) -> Iterator[dict[int, Activations]]:
-    """Records what the projections of blocks are given, by their ids."""
+    """Records what the projections of blocks and tied tables multiply with, by their ids."""
     activations: dict[int, Activations] = {}
     kept = max(1, _ROWS // calls)
 
-    def recorder(layer: Projection, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def record(inputs: Tensor, training: bool | None = None) -> Tensor:
+    def recorder(layer: Layer, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        is_table = isinstance(layer, TokenEmbedding)
+
+        def record(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if is_table and not kwargs.get("reverse", any(args)):
+                return call(inputs, *args, **kwargs)
             x = ops.convert_to_numpy(inputs).reshape(-1, inputs.shape[-1])
             if id(layer) not in activations:
-                activations[id(layer)] = Activations(x.shape[-1], bits_of(layer) == 4)
+                with_products = not is_table and bits_of(layer) == 4
+                activations[id(layer)] = Activations(x.shape[-1], with_products)
             activations[id(layer)].add(x, kept)
-            return call(inputs, training=training)
+            return call(inputs, *args, **kwargs)
 
         return record
 
-    projections: list[Any] = [layer for block in blocks for layer in _projections(block)]
-    for layer in projections:
+    layers: list[Any] = [*(x for block in blocks for x in _projections(block)), *tables]
+    for layer in layers:
         layer.call = recorder(layer, layer.call)
     try:
         yield activations
     finally:
-        for layer in projections:
+        for layer in layers:
             del layer.call
 
 

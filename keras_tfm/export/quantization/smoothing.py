@@ -1,13 +1,16 @@
 """Moves outliers of activations into weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.export.quantization.gptq import round_kernel
+from keras_tfm.export.quantization.kernels import Kernels
+from keras_tfm.keras_internals import Node, calls_of, nodes_in_order, sublayers
 from keras_tfm.layers.base_layer import Projection
+from keras_tfm.layers.embeddings.token_embedding import TokenEmbedding
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.multi_head_attention.base import MultiHeadAttention
 from keras_tfm.layers.multi_head_attention.multi_head_cross_attention import MultiHeadCrossAttention
@@ -20,6 +23,8 @@ from keras_tfm.layers.positions.relative_position_bias import RelativePositionBi
 from keras_tfm.layers.positions.rotary_embedding import RotaryEmbedding
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.transformer_block import ONE_RESIDUAL, TransformerBlock
+from keras_tfm.models.identity import Marker
+from keras_tfm.models.quantization.rounding import BLOCK
 
 # The exponents (a, b) that are tried. (a, 1 - a) is SmoothQuant's, (a, 0) AWQ's.
 _EXPONENTS = [(0.0, 0.0)] + [(a / 20, 0.0) for a in range(4, 17)]
@@ -27,10 +32,8 @@ _EXPONENTS += [(a / 10, 1 - a / 10) for a in range(2, 9)]
 # The range of factors.
 _LEAST, _MOST = 1e-2, 1e2
 _TINY = 1e-5
-
-
-# Scales the inputs of projections; see `smooth_block`.
-Scale = Callable[..., None]
+# Columns of a table on which exponents are tried.
+_COLUMNS = 4096
 
 
 class Activations:
@@ -68,9 +71,7 @@ class Activations:
 
 
 def smooth_block(
-    block: TransformerBlock,
-    activations: Mapping[int, Activations],
-    bits_of: Callable[[Projection], int],
+    block: TransformerBlock, activations: Mapping[int, Activations], kernels: Kernels
 ) -> None:
     """Scales the weights of a block so that less is lost by rounding; its outputs stay the same.
 
@@ -87,29 +88,15 @@ def smooth_block(
     are gamma and beta of a norm before the sublayer, the values of attention, or the linear half of
     a gated feed-forward network.
 
+    The grid of a quantized checkpoint keeps its levels: the factors are powers of two, the same for
+    the 32 channels that share a scale.
+
     Args:
         block: `TransformerBlock`, changed in place.
         activations: what its projections are given, by their ids; scaled as the weights are.
-        bits_of: the size of a projection's weights in the file, 4 or 8 bits.
+        kernels: of the model.
     """
-
-    def scale(
-        layers: list[Projection],
-        divide: Callable[[np.ndarray], None],
-        heads: tuple[int, int] | None = None,
-        factors: np.ndarray | None = None,
-    ) -> None:
-        if layers and all(id(x) in activations for x in layers):
-            if factors is None:
-                factors = _best(layers, activations, bits_of, heads)
-            divide(
-                factors if heads is None else factors.reshape(heads[0], heads[1], -1)[:, 0].ravel()
-            )
-            for layer in layers:
-                kernel = ops.convert_to_numpy(layer.kernel)
-                layer.kernel.assign(kernel * factors[:, np.newaxis])
-                activations[id(layer)].divide(factors)
-
+    smoothing = _Smoothing(activations, kernels)
     attention, cross, feed_forward = (
         block.self_attention,
         getattr(block, "cross_attention", None),
@@ -125,7 +112,7 @@ def smooth_block(
             inputs.append(feed_forward.inner)
         # Keys and values of a context have the same kernels, but another norm.
         if isinstance(attention.position, separate) and not attention.merged:
-            _with_norm(block.self_attention_residual, inputs, scale)
+            smoothing.after_norm(block.self_attention_residual, inputs)
     if isinstance(attention, MultiHeadSelfAttention) and isinstance(
         attention.position, separate | DisentangledPositionEmbedding
     ):
@@ -134,94 +121,209 @@ def smooth_block(
         is_plain = is_plain and attention.key_value == "own"
         fused = hasattr(attention, "query_key_value")
         if is_plain:
-            _with_values(attention, attention.query_key_value if fused else attention.value, scale)
+            smoothing.after_values(
+                attention, attention.query_key_value if fused else attention.value
+            )
     if isinstance(cross, MultiHeadCrossAttention) and isinstance(cross.position, separate):
-        _with_norm(block.cross_attention_residual, [cross.query], scale)
-        _with_values(cross, cross.value, scale)
+        smoothing.after_norm(block.cross_attention_residual, [cross.query])
+        smoothing.after_values(cross, cross.value)
     if isinstance(feed_forward, FeedForward):
         if not is_shared:
-            _with_norm(block.feed_forward_residual, [feed_forward.inner], scale)
+            smoothing.after_norm(block.feed_forward_residual, [feed_forward.inner])
         if feed_forward.gated:
             linear = slice(feed_forward.intermediate_dim, None)
-            scale([feed_forward.outer], lambda s: _divide(feed_forward.inner, linear, s))
+            smoothing.after_projection(feed_forward.inner, linear, feed_forward.outer)
 
 
-def _with_norm(residual: Residual, layers: list[Projection], scale: Scale) -> None:
-    """Scales the output of the norm before a sublayer, if there is one.
+class TiedTable(NamedTuple):
+    """A table of tokens whose transpose makes the logits, and the norm that it reads."""
 
-    LiteRT's converter multiplies gamma of a layer norm into the kernel that follows, whatever its
-    values. So they are multiplied here, and the weights that are rounded are those of the file.
-    """
-    norm, gamma = residual.input_norm, None
+    table: TokenEmbedding
+    norm: keras.Layer
+
+
+def tied_tables(model: keras.Model) -> list[TiedTable]:
+    """The tied tables of a functional model that read a norm, and nothing else does."""
+    nodes = nodes_in_order(model)
+    readers: dict[int, list[Node]] = {}
+    for node in nodes:
+        for tensor in node.input_tensors:
+            readers.setdefault(id(tensor), []).append(node)
+    outputs = {id(x) for x in keras.tree.flatten(model.outputs)}
+
+    def final_readers(tensor: object) -> list[Node | None]:
+        """The calls that read a tensor, behind markers; with None if it is an output."""
+        found: list[Node | None] = [None] if id(tensor) in outputs else []
+        for node in readers.get(id(tensor), []):
+            is_marker = isinstance(node.operation, Marker)
+            found += final_readers(node.output_tensors[0]) if is_marker else [node]
+        return found
+
+    tables = [x for x in sublayers(model) if isinstance(x, TokenEmbedding)]
+    found = []
+    for norm_call in nodes:
+        norm = norm_call.operation
+        is_norm = isinstance(norm, keras.layers.LayerNormalization | keras.layers.RMSNormalization)
+        if not is_norm or sum(x.operation is norm for x in nodes) > 1:
+            continue
+        after = final_readers(norm_call.output_tensors[0])
+        if len(after) != 1 or after[0] is None or after[0].operation not in tables:
+            continue
+        table = after[0].operation
+        is_only = [x for x in calls_of(table) if _is_reverse(x)] == after
+        is_shared = sum(x.embeddings is table.embeddings for x in tables) > 1
+        if is_only and not is_shared and _has_factor(norm):
+            found.append(TiedTable(table, norm))
+    return found
+
+
+def _has_factor(norm: keras.Layer) -> bool:
     if isinstance(norm, keras.layers.LayerNormalization):
-        if norm.gamma is None:
-            return
-        gamma = ops.convert_to_numpy(norm.gamma)
-        gamma = np.where(np.abs(gamma) < _TINY, 1.0, gamma)
-    elif not isinstance(norm, keras.layers.RMSNormalization):
+        return norm.gamma is not None
+    return isinstance(norm, keras.layers.RMSNormalization) and bool(norm.weights)
+
+
+def _is_reverse(node: Node) -> bool:
+    return bool(node.arguments.kwargs.get("reverse", any(node.arguments.args[1:])))
+
+
+def smooth_tied_table(
+    tied: TiedTable, activations: Mapping[int, Activations], kernels: Kernels
+) -> None:
+    """As `smooth_block`, for logits: a lookup divides by the factors (`TokenEmbedding.scale`)."""
+    table, norm = tied
+    if id(table) not in activations:
         return
-
-    def divide(factors: np.ndarray) -> None:
-        for weight in norm.weights:  # gamma and beta
-            weight.assign(ops.convert_to_numpy(weight) / factors)
-
-    scale(layers, divide, factors=gamma)
-
-
-def _with_values(attention: MultiHeadAttention, values: Projection, scale: Scale) -> None:
-    """Scales the values; heads of queries that share a head of values share the factors."""
-    groups = attention.num_key_value_heads or attention.num_heads
-    width = groups * (attention.output_projection.kernel.shape[0] // attention.num_heads)
-    scale(
-        [attention.output_projection],
-        lambda factors: _divide(values, slice(-width, None), factors),
-        (groups, attention.num_heads // groups),
-    )
+    factors = _best([table], activations, kernels, None)
+    rows = np.ones(table.vocabulary_size, "float32")
+    if not kernels.can_scale(table, factors, rows):
+        return
+    _divide_norm(norm, factors)
+    kernels.scale(table, factors, rows)
+    table.scale = tuple((table.lookup_factors() / factors).astype("float32").tolist())
+    activations[id(table)].divide(factors)
 
 
-def _divide(layer: Projection, columns: slice, factors: np.ndarray) -> None:
-    """Divides some outputs of a projection by factors."""
-    for weight in (layer.kernel, layer.bias):
-        if weight is not None:
-            values = np.array(ops.convert_to_numpy(weight))
-            values[..., columns] /= factors
-            weight.assign(values)
+class _Smoothing(NamedTuple):
+    """Scales the inputs of projections; see `smooth_block`."""
+
+    activations: Mapping[int, Activations]
+    kernels: Kernels
+
+    def after_norm(self, residual: Residual, layers: list[Projection]) -> None:
+        """Divides the output of the norm before a sublayer, if there is one.
+
+        LiteRT's converter multiplies gamma of a layer norm into the kernel that follows, whatever
+        its values. So they are multiplied here, and the weights that are rounded are those of the
+        file. A file with the grid of a checkpoint multiplies by gamma on its own.
+        """
+        norm = residual.input_norm
+        if not self._are_known(layers) or not _has_factor(norm):
+            return
+        if isinstance(norm, keras.layers.LayerNormalization) and not self._are_published(layers):
+            gamma = ops.convert_to_numpy(norm.gamma)
+            factors = np.where(np.abs(gamma) < _TINY, 1.0, gamma)
+        else:
+            factors = _best(layers, self.activations, self.kernels, None)
+        if self._scale(layers, factors):
+            _divide_norm(norm, factors)
+
+    def after_values(self, attention: MultiHeadAttention, values: Projection) -> None:
+        """Divides the values; heads of queries that share a head of values share the factors."""
+        groups = attention.num_key_value_heads or attention.num_heads
+        width = groups * (attention.output_projection.kernel.shape[0] // attention.num_heads)
+        heads = groups, attention.num_heads // groups
+        self.after_projection(values, slice(-width, None), attention.output_projection, heads)
+
+    def after_projection(
+        self,
+        source: Projection,
+        columns: slice,
+        layer: Projection,
+        heads: tuple[int, int] | None = None,
+    ) -> None:
+        """Divides those columns of `source` that `layer` reads."""
+        if not self._are_known([layer]):
+            return
+        is_published = self._are_published([source, layer])
+        factors = _best([layer], self.activations, self.kernels, heads, is_published)
+        shared = factors if heads is None else factors.reshape(*heads, -1)[:, 0].ravel()
+        outputs = np.ones(source.kernel.shape[-1], "float32")
+        outputs[columns] /= shared
+        inputs = np.ones(source.kernel.shape[0], "float32")
+        if self.kernels.can_scale(source, inputs, outputs) and self._scale([layer], factors):
+            self.kernels.scale(source, inputs, outputs)
+
+    def _are_known(self, layers: list[Projection]) -> bool:
+        return bool(layers) and all(id(x) in self.activations for x in layers)
+
+    def _are_published(self, layers: list[Projection]) -> bool:
+        return any(self.kernels.grid(x) is not None for x in layers)
+
+    def _scale(self, layers: list[Projection], factors: np.ndarray) -> bool:
+        """Multiplies the inputs of kernels by factors (D,), if all of them stay on their grids."""
+        outputs = [np.ones(x.kernel.shape[-1], "float32") for x in layers]
+        each = [*zip(layers, outputs, strict=True)]
+        if not all(self.kernels.can_scale(layer, factors, ones) for layer, ones in each):
+            return False
+        for layer, ones in each:
+            self.kernels.scale(layer, factors, ones)
+            self.activations[id(layer)].divide(factors)
+        return True
+
+
+def _divide_norm(norm: keras.Layer, factors: np.ndarray) -> None:
+    for weight in norm.weights:  # gamma and beta
+        weight.assign(ops.convert_to_numpy(weight) / factors)
 
 
 def _best(
-    layers: list[Projection],
+    layers: Sequence[Projection | TokenEmbedding],
     activations: Mapping[int, Activations],
-    bits_of: Callable[[Projection], int],
+    kernels: Kernels,
     heads: tuple[int, int] | None,
+    is_published: bool = False,
 ) -> np.ndarray:
     """The factors (D,) with which the rounded products of `layers` have the least squared error."""
-    kernels = [ops.convert_to_numpy(x.kernel) for x in layers]
+    is_published = is_published or any(kernels.grid(x) is not None for x in layers)
+    matrices = [kernels.matrix(x) for x in layers]
     given = [activations[id(x)] for x in layers]
     peaks = np.max([x.peaks for x in given], axis=0)
-    largest = np.max([np.abs(x).max(1) for x in kernels], axis=0)
+    largest = np.max([np.abs(x).max(1) for x in matrices], axis=0)
     if heads is not None:  # (groups, heads that share a group, K): one factor for those that share
         peaks, largest = (_share(x, heads) for x in (peaks, largest))
+    if is_published:
+        width = len(peaks) // (1 if heads is None else heads[0] * heads[1])
+        if width % BLOCK:
+            return np.ones(len(peaks), "float32")
+        peaks, largest = (_share(x, (len(x) // BLOCK, BLOCK)) for x in (peaks, largest))
     rows = given[0].rows  # layers that share factors share their input
-    exact = [rows @ kernel for kernel in kernels]
     # Each token counts the same: a norm follows, and some tokens are a thousand times as large.
-    weights = 1 / np.maximum(sum(np.sum(y**2, -1, keepdims=True) for y in exact), _TINY)
+    squares = sum(np.sum((rows @ _some_columns(x)) ** 2, -1, keepdims=True) for x in matrices)
+    weights = 1 / np.maximum(squares, _TINY)
+    matrices = [_some_columns(kernels.without_offsets(x)) for x in layers]
+    exact = [rows @ matrix for matrix in matrices]
     least, best = np.inf, np.ones(len(peaks), "float32")
     for a, b in _EXPONENTS:
         factors = np.maximum(peaks, _TINY) ** a / np.maximum(largest, _TINY) ** b
         factors = np.clip(factors / np.exp(np.log(factors).mean()), _LEAST, _MOST)
+        if is_published:
+            factors = 2.0 ** np.rint(np.log2(factors))
+        factors = factors.astype("float32")
         x = _rounded_activations(rows / factors)
-        error = sum(
-            float(
-                np.sum(
-                    weights
-                    * (x @ round_kernel(kernel * factors[:, np.newaxis], bits_of(layer)) - y) ** 2
-                )
-            )
-            for layer, kernel, y in zip(layers, kernels, exact, strict=True)
-        )
+        error = 0.0
+        for layer, matrix, y in zip(layers, matrices, exact, strict=True):
+            product = x @ kernels.rounded(layer, matrix * factors[:, np.newaxis])
+            error += float(np.sum(weights * (product - y) ** 2))
         if error < least:
-            least, best = error, factors.astype("float32")
+            least, best = error, factors
     return best
+
+
+def _some_columns(matrix: np.ndarray) -> np.ndarray:
+    """The matrix, or evenly spaced columns of that of a large table."""
+    step = max(1, matrix.shape[1] // _COLUMNS) if matrix.shape[1] > 4 * _COLUMNS else 1
+    return np.ascontiguousarray(matrix[:, ::step])
 
 
 def _share(x: np.ndarray, heads: tuple[int, int]) -> np.ndarray:

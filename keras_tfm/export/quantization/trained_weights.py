@@ -121,9 +121,7 @@ def rounded_copy(model: keras.Model, merge_adapters: bool = True) -> keras.Model
         )
     known = quantization_of(model)
     assert known is not None
-    with without_quantization(model):  # the weights behind the rounded ones
-        copy = with_dtype(model, "float32")
-        copy_adapters(model, copy)
+    copy = latent_copy(model)
     state = known.copy(copy)
     weights = []
     for variable, grid in state.weights:
@@ -132,6 +130,14 @@ def rounded_copy(model: keras.Model, merge_adapters: bool = True) -> keras.Model
         variable.assign(grid.values(levels, scales, latent.shape))
         weights.append(TrainedWeight(variable, grid, scales))
     vars(copy)[_KEY] = TrainedWeights(state, weights)
+    return copy
+
+
+def latent_copy(model: keras.Model) -> keras.Model:
+    """A float32 copy with the weights behind the rounded ones, and adapters; it rounds nothing."""
+    with without_quantization(model):
+        copy = with_dtype(model, "float32")
+        copy_adapters(model, copy)
     return copy
 
 

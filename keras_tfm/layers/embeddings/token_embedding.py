@@ -1,8 +1,10 @@
 """Token embedding and tied output: ids to vectors, and features to logits with the same table."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number
@@ -23,15 +25,16 @@ LARGE = 2**24
 class TokenEmbedding(RematerializedLayer):
     """Looks up a vector for each token id; with `reverse=True`, logits from the same table.
 
-    Lookup: E[id], times sqrt(D) with `scale=True`, or times the number `scale`. Reverse: x E^T.
+    Lookup: E[id], times sqrt(D) with `scale=True`, or times the number or numbers `scale`. Reverse:
+    x E^T.
     "Attention Is All You Need" (arXiv:1706.03762), section 3.4, after "Using the Output Embedding
     to Improve Language Models" (arXiv:1608.05859).
 
     Args:
         vocabulary_size: int, number of ids (V). Valid ids are 0 to V - 1.
         dim: int, width of a vector (D).
-        scale: bool or float, multiply the vectors by sqrt(D) or by this number in a lookup (not
-            with `reverse`).
+        scale: bool, float or D floats, multiply the vectors by sqrt(D), by this number or channel
+            by channel in a lookup (not with `reverse`).
         mask_zero: bool, whether id 0 is padding, which later layers do not attend to.
         mask_id: int, the padding id. Default: 0 with `mask_zero`, otherwise none. -1: rows are
             padded with -1, which is no token. Otherwise an id -2 is the token `mask_id`, which
@@ -72,7 +75,7 @@ class TokenEmbedding(RematerializedLayer):
         self,
         vocabulary_size: int,
         dim: int,
-        scale: bool | float = False,
+        scale: bool | float | Sequence[float] = False,
         mask_zero: bool = False,
         mask_id: int | None = None,
         embeddings_initializer: Initializer | None = None,
@@ -84,7 +87,13 @@ class TokenEmbedding(RematerializedLayer):
         check_integer("dim", dim)
         self.vocabulary_size = vocabulary_size
         self.dim = dim
-        if not isinstance(scale, bool):
+        if isinstance(scale, Sequence) and not isinstance(scale, str):
+            if len(scale) != dim:
+                raise ValueError(f"scale must have a number for each of {dim}, got {len(scale)}")
+            for number in scale:
+                check_number("scale", number)
+            scale = tuple(scale)
+        elif not isinstance(scale, bool):
             check_number("scale", scale)
         self.scale = scale
         check_integer("mask_id", mask_id, minimum=NO_TOKEN, optional=True)
@@ -136,10 +145,13 @@ class TokenEmbedding(RematerializedLayer):
         inputs = _integers(inputs)
         self._check_ids(inputs)
         x = ops.cast(lookup(self.embeddings, self._in_vocabulary(inputs)), self.compute_dtype)
-        if self.scale is not False:
-            factor = self.dim**0.5 if self.scale is True else self.scale
-            x = x * ops.cast(factor, x.dtype)
-        return x
+        return x if self.scale is False else x * ops.cast(self.lookup_factors(), x.dtype)
+
+    def lookup_factors(self) -> np.ndarray:
+        """What a lookup multiplies vectors with: a number, (), or one for each channel, (D,)."""
+        if isinstance(self.scale, bool):
+            return np.array(self.dim**0.5 if self.scale else 1.0)
+        return np.array(self.scale)
 
     def _transpose(self, table: Tensor) -> Tensor:
         scope = current_scope.get()

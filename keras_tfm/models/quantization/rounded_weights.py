@@ -94,18 +94,18 @@ def _weights_of(layer: keras.Layer) -> Iterator[tuple[keras.Variable, tuple[int,
     if isinstance(layer, TokenEmbedding):
         yield layer.embeddings, (1, 2)
     elif isinstance(layer, keras.layers.Dense):
-        yield _kernel(layer), (0, 1)
+        yield kernel_of(layer), (0, 1)
     elif _is_convolution(layer):
         if layer.groups == 1:
-            yield _kernel(layer), (0, len(layer.kernel.shape) - 1)
+            yield kernel_of(layer), (0, len(layer.kernel.shape) - 1)
     elif isinstance(layer, keras.layers.EinsumDense):
         inputs = _input_axes(layer.equation)
         if inputs is not None:
-            yield _kernel(layer), inputs
+            yield kernel_of(layer), inputs
 
 
-def _kernel(layer: keras.Layer) -> keras.Variable:
-    """The variable: `layer.kernel` has the adapter of LoRA in it."""
+def kernel_of(layer: keras.Layer) -> keras.Variable:
+    """The variable of a layer's kernel: `layer.kernel` has the adapter of LoRA in it."""
     return next(x for x in layer.variables if x.name == "kernel")
 
 

@@ -158,6 +158,46 @@ class Grid(NamedTuple):
             return self
         return self._replace(scales=self.scales.astype(ml_dtypes.bfloat16).astype("float16"))
 
+    def scaled(self, inputs: np.ndarray, outputs: np.ndarray) -> "Grid | None":
+        """The published grid of a weight whose inputs and outputs are multiplied; its levels stay.
+
+        Args:
+            inputs: float, (D,), powers of two; in 4 bits the same for each 32 inputs, in 8 bits
+                for all.
+            outputs: float, (F,), powers of two.
+
+        Returns:
+            None: the file's float16 does not have the new scales, or the factors do not fit.
+
+        >>> import numpy as np
+        >>> from keras_tfm.models.quantization.rounding import Grid
+        >>> grid = Grid(4, 0, 1, scales=np.ones((1, 2), "float16"))
+        >>> grid.scaled(np.repeat([1.0, 4.0], 32), np.array([0.5])).scales.tolist()
+        [[0.5, 2.0]]
+        >>> grid.scaled(np.repeat([1.0, 2.0**20], 32), np.array([1.0])) is None
+        True
+        """
+        assert self.scales is not None
+        blocks = inputs.reshape(-1, BLOCK if self.bits == 4 else len(inputs))
+        if np.any(blocks != blocks[:, :1]):
+            return None
+        factors = outputs[:, np.newaxis] * blocks[:, 0]
+        scales = self.scales.reshape(len(outputs), -1)
+        products = scales.astype("float64") * factors
+        stored = products.astype(scales.dtype)
+        # A block of zeros has any scale, such as the smallest normal number.
+        smallest = np.finfo(scales.dtype).tiny
+        is_used = scales != smallest
+        is_lost = (stored != products) | (stored < np.minimum(scales, smallest))
+        if np.any(is_used & is_lost):
+            return None
+        stored = np.where(is_used, stored, scales).reshape(self.scales.shape)
+        offsets = self.offsets
+        if offsets is not None:
+            count = factors.shape[1] // offsets.shape[1]
+            offsets = (np.repeat(offsets, count, axis=1) * factors).astype("float32")
+        return self._replace(scales=stored, offsets=offsets)
+
     def rows(self, weight: np.ndarray) -> np.ndarray:
         """The weight as the matrix (F, D) of a file, a row for each output."""
         shape = _three_axes(weight.shape, self)
