@@ -132,12 +132,17 @@ def recreate(
 
 
 def copy_adapters(model: keras.Model, copy: keras.Model) -> None:
-    """Gives a copy by `with_dtype`, which merged the adapters, the model's kernels and adapters."""
+    """Gives a copy by `with_dtype`, which merged the adapters, the model's kernels and adapters.
+
+    What is trainable in the model is trainable in the copy.
+    """
     for old, new in zip(sublayers(model), sublayers(copy), strict=True):
         if getattr(old, "lora_enabled", False):
             new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
             for source, variable in zip(old.weights, new.weights, strict=True):
                 variable.assign(keras.ops.cast(source, variable.dtype))
+    for source, variable in zip(model.variables, copy.variables, strict=True):
+        variable.trainable = source.trainable
 
 
 def _leaf_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:

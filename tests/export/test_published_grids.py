@@ -277,7 +277,7 @@ def add_outliers(model):
     for number, (weight, grid) in enumerate(state.weights):
         grids[number] = grid
         if weight.path.endswith(("query_key_value/kernel", "inner/kernel")):
-            grids[number] = grid.scaled(1 / factors, np.ones(len(grid.scales)))
+            grids[number] = grid.with_factors(1 / factors, np.ones(len(grid.scales)))
             weight.assign(to_numpy(weight) / factors[:, np.newaxis])
     state.publish(grids)
     for weight in (x for layer in model.layers for x in layer.weights if "norm" in x.path):
@@ -303,6 +303,8 @@ def test_calibration_keeps_the_levels(bits, has_offsets, tmp_path):
     exact = to_numpy(model(rows))
     calibrated = calibrate(model, [rows[:4], rows[4:]], f"int{bits}")
     np.testing.assert_allclose(to_numpy(calibrated(rows)), exact, atol=1e-5 * np.abs(exact).max())
+    trained, again = ([y.path for y in x.trainable_variables] for x in (model, calibrated))
+    assert trained == again
     before, after = (quantization_of(x).weights for x in (model, calibrated))
     changed = []
     for (weight, grid), (_, old) in zip(after, before, strict=True):

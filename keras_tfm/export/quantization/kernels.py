@@ -48,7 +48,7 @@ class Kernels:
         values = ops.convert_to_numpy(variable_of(layer)).astype("float32")
         return values.T if isinstance(layer, TokenEmbedding) else values
 
-    def rounded(self, layer: Layer, matrix: np.ndarray) -> np.ndarray:
+    def round(self, layer: Layer, matrix: np.ndarray) -> np.ndarray:
         """Columns of a scaled kernel as the file has them: on a published grid, as they are."""
         return matrix if self.grid(layer) is not None else round_kernel(matrix, self.bits_of(layer))
 
@@ -62,7 +62,7 @@ class Kernels:
     def can_scale(self, layer: Layer, inputs: np.ndarray, outputs: np.ndarray) -> bool:
         """Whether `scale` keeps the levels of a published grid."""
         grid = self.grid(layer)
-        return grid is None or grid.scaled(inputs, outputs) is not None
+        return grid is None or grid.with_factors(inputs, outputs) is not None
 
     def scale(self, layer: Layer, inputs: np.ndarray, outputs: np.ndarray) -> None:
         """Multiplies what a kernel does to its inputs (D,) and outputs (F,).
@@ -71,7 +71,7 @@ class Kernels:
         """
         variable, grid = variable_of(layer), self.grid(layer)
         if grid is not None:
-            scaled = grid.scaled(inputs, outputs)
+            scaled = grid.with_factors(inputs, outputs)
             assert scaled is not None
             self.grids[id(variable)] = scaled
         if isinstance(layer, TokenEmbedding):

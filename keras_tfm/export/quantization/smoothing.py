@@ -313,7 +313,7 @@ def _best(
         x = _rounded_activations(rows / factors)
         error = 0.0
         for layer, matrix, y in zip(layers, matrices, exact, strict=True):
-            product = x @ kernels.rounded(layer, matrix * factors[:, np.newaxis])
+            product = x @ kernels.round(layer, matrix * factors[:, np.newaxis])
             error += float(np.sum(weights * (product - y) ** 2))
         if error < least:
             least, best = error, factors

@@ -158,7 +158,7 @@ class Grid(NamedTuple):
             return self
         return self._replace(scales=self.scales.astype(ml_dtypes.bfloat16).astype("float16"))
 
-    def scaled(self, inputs: np.ndarray, outputs: np.ndarray) -> "Grid | None":
+    def with_factors(self, inputs: np.ndarray, outputs: np.ndarray) -> "Grid | None":
         """The published grid of a weight whose inputs and outputs are multiplied; its levels stay.
 
         Args:
@@ -172,9 +172,9 @@ class Grid(NamedTuple):
         >>> import numpy as np
         >>> from keras_tfm.models.quantization.rounding import Grid
         >>> grid = Grid(4, 0, 1, scales=np.ones((1, 2), "float16"))
-        >>> grid.scaled(np.repeat([1.0, 4.0], 32), np.array([0.5])).scales.tolist()
+        >>> grid.with_factors(np.repeat([1.0, 4.0], 32), np.array([0.5])).scales.tolist()
         [[0.5, 2.0]]
-        >>> grid.scaled(np.repeat([1.0, 2.0**20], 32), np.array([1.0])) is None
+        >>> grid.with_factors(np.repeat([1.0, 2.0**20], 32), np.array([1.0])) is None
         True
         """
         assert self.scales is not None
@@ -184,7 +184,8 @@ class Grid(NamedTuple):
         factors = outputs[:, np.newaxis] * blocks[:, 0]
         scales = self.scales.reshape(len(outputs), -1)
         products = scales.astype("float64") * factors
-        stored = products.astype(scales.dtype)
+        with np.errstate(over="ignore"):
+            stored = products.astype(scales.dtype)
         # A block of zeros has any scale, such as the smallest normal number.
         smallest = np.finfo(scales.dtype).tiny
         is_used = scales != smallest
