@@ -89,7 +89,7 @@ def main() -> None:
     def keep(name: str, train: Callable[[], Any], start: Any = None) -> Any:
         """The model that an earlier run has kept, or a trained one, which is kept.
 
-        Of a published checkpoint, `start` gets the trained weights.
+        With a published checkpoint, the trained weights are loaded into `start`.
         """
         file = arguments.folder / f"{prefix}{name}{task.suffix}"
         if not file.exists():

@@ -52,8 +52,8 @@ def check_equal(model: Model, again: Model) -> None:
         if not difference <= TOLERANCE * max(1.0, float(np.abs(a).max())):
             raise ValueError(
                 f"{model.name} cannot be saved: after loading, its outputs differ by "
-                f"{difference:.2g}, so it was changed after it was built, or has an option that "
-                "transformers does not support"
+                f"{difference:.2g}, so it was changed after it was built, as by calibrate, or has "
+                "an option that transformers does not support"
             )
 
 

@@ -189,7 +189,7 @@ class Projection(Recomputation, keras.layers.Dense):
                 f"{self.name}: expected inputs of width {self.kernel.shape[0]}, "
                 f"got shape {tuple(inputs.shape)}"
             )
-        with keras.name_scope(self.name):  # as a call has, from which a file's layers are known
+        with keras.name_scope(self.name):  # as in a call: exports find layers by names
             if self.lora_enabled and _separate.get():
                 return self._with_adapter(inputs, start, stop)
             read = _columns.get()

@@ -14,6 +14,7 @@ from keras_tfm.export.verification import float_file
 from keras_tfm.generation import Generator
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.keras_internals import sublayers
+from keras_tfm.layers import TokenEmbedding
 from keras_tfm.layers.transformer_block import TransformerBlock
 from keras_tfm.models import bert, deberta, gemma, gpt, llama, t5, transformer
 
@@ -166,6 +167,18 @@ def test_logits_that_others_read_stay():
     assert tied_tables(both) == []
     head = keras.layers.Dense(2)(model.features)
     assert tied_tables(keras.Model(model.input, [model.output, head])) == []
+    x = keras.Input((8,), dtype="int32")
+    table, norm = TokenEmbedding(VOCABULARY, 16), keras.layers.LayerNormalization()
+    vectors = table(x)
+    inner = keras.Model(vectors, keras.layers.Dense(2)(norm(vectors)))
+    logits = table(norm(vectors), reverse=True)
+    assert tied_tables(keras.Model(x, [logits, inner(vectors)])) == []
+    across = keras.layers.LayerNormalization(axis=1)(vectors)
+    assert tied_tables(keras.Model(x, table(across, reverse=True))) == []
+    table = TokenEmbedding(VOCABULARY, 16)
+    last = table(keras.layers.LayerNormalization()(table(x)), reverse=True)
+    (tied,) = tied_tables(keras.Model(x, last))
+    assert tied.table is table
     tokens = ids()
     for x, y in zip(both(tokens), calibrate(both, [tokens])(tokens), strict=True):
         assert distance(np.array(y), np.array(x)) < 1e-4

@@ -277,7 +277,9 @@ def add_outliers(model):
     for number, (weight, grid) in enumerate(state.weights):
         grids[number] = grid
         if weight.path.endswith(("query_key_value/kernel", "inner/kernel")):
-            grids[number] = grid.with_factors(1 / factors, np.ones(len(grid.scales)))
+            grids[number] = grid.with_factors(
+                to_numpy(weight), 1 / factors, np.ones(len(grid.scales))
+            )
             weight.assign(to_numpy(weight) / factors[:, np.newaxis])
     state.publish(grids)
     for weight in (x for layer in model.layers for x in layer.weights if "norm" in x.path):
@@ -339,3 +341,45 @@ def test_calibration_of_a_published_grid_is_refused():
     models.enable_quantization(model, "int4", activations=True)
     with pytest.raises(ValueError, match="calibrate it before enable_quantization"):
         calibrate(model, rows, "int4")
+
+
+def test_grids_with_factors():
+    """Levels stay, also of the smallest scale; zeros may have any; groups of offsets stay wide."""
+    smallest = np.finfo("float16").tiny
+    scales = np.array([[smallest, 0.01, 0.02, 0.5]] * 2, "float16")
+    levels = np.random.default_rng(0).integers(-8, 8, (2, 128)).astype("int8")
+    offsets = np.array([[0.25], [0.0]], "float32")
+    grid = Grid(4, 0, 1, scales, offsets)
+    weight = grid.values(levels, scales, (128, 2))
+    ones, outputs = np.ones(128), np.array([0.5, 2.0])
+    larger = np.repeat([4.0, 1.0, 2.0, 1.0], 32)
+    found = grid.with_factors(weight, larger, np.ones(2))
+    np.testing.assert_array_equal(found.round(weight * larger[:, np.newaxis])[0], levels)
+    assert found.offsets.shape == (2, 4)
+    assert grid.with_factors(weight, 1 / larger, np.ones(2)) is None  # too small for float16
+    assert grid.with_factors(weight, np.linspace(1, 2, 128), np.ones(2)) is None
+    levels[:, :32] = 0
+    weight = grid.values(levels, scales, (128, 2))
+    for inputs in (1 / larger, ones):
+        found = grid.with_factors(weight, inputs, outputs)
+        scaled = (weight * inputs[:, np.newaxis] * outputs).astype("float32")
+        np.testing.assert_array_equal(found.round(scaled)[0], levels)
+        np.testing.assert_array_equal(found.values(levels, found.scales, scaled.shape), scaled)
+    assert found.offsets.shape == (2, 1)
+
+
+def test_calibration_keeps_the_size_of_coarse_groups():
+    """Channels that share a zero point share a factor."""
+    rng, model = np.random.default_rng(1), llama()
+    publish(model, rng)
+    state, grids = quantization_of(model), {}
+    for number, (weight, grid) in enumerate(state.weights):
+        offsets = (0.01 * rng.integers(0, 5, (len(grid.scales), 1))).astype("float32")
+        levels, _ = grid.round(to_numpy(weight))
+        grids[number] = grid._replace(offsets=offsets)
+        weight.assign(grids[number].values(levels, grid.scales, tuple(weight.shape)))
+    state.publish(grids)
+    rows = rng.integers(1, 37, (4, 6)).astype("int32")
+    calibrated = calibrate(model, [rows], "int4")
+    assert all(x.grid.offsets.shape[1] == 1 for x in quantization_of(calibrated).weights)
+    np.testing.assert_allclose(to_numpy(calibrated(rows)), to_numpy(model(rows)), atol=1e-4)

@@ -7,6 +7,7 @@ from keras import ops
 from keras_weights import built
 
 from keras_tfm.layers import (
+    CodebookEmbedding,
     DecodingScope,
     MultiHeadSelfAttention,
     RotaryEmbedding,
@@ -30,6 +31,32 @@ def test_lookup(scale):
     expected = to_numpy(layer.embeddings)[IDS] * (D**0.5 if scale else 1.0)
     # Without the factor nothing is computed; with it there is one rounding.
     assert_close(layer(IDS), expected, 2e-7 if scale else 0.0)
+
+
+def test_a_factor_for_each_channel():
+    factors = np.linspace(0.5, 2, D)
+    for scale in (factors, factors.tolist()):
+        layer = built(TokenEmbedding(V, D, scale=scale), (None, None))
+        assert_close(layer(IDS), to_numpy(layer.embeddings)[IDS] * factors, 2e-7)
+        copy = TokenEmbedding.from_config(layer.get_config())
+        assert copy.scale == layer.scale == tuple(factors)
+    codebook = built(CodebookEmbedding(3, D, scale=factors), (None, 3))
+    assert_close(codebook(np.eye(3, dtype="float32")), codebook(np.arange(3)), 2e-7)
+
+
+@pytest.mark.parametrize(
+    ("scale", "error", "message"),
+    [
+        ([1.0, 2.0], ValueError, "a number for each of the 6 channels, got 2"),
+        ([1.0] * 5 + [np.nan], ValueError, "scale must be finite"),
+        (["1"] * 6, TypeError, "scale must be a number, got '1'"),
+        ("123456", TypeError, "scale must be a number"),
+        (b"123456", TypeError, "scale must be a number"),
+    ],
+)
+def test_wrong_scales(scale, error, message):
+    with pytest.raises(error, match=message):
+        TokenEmbedding(V, D, scale=scale)
 
 
 @pytest.mark.parametrize("scale", [False, True])

@@ -127,7 +127,7 @@ def _check_embedding(source: keras.layers.Layer, target: keras.layers.Layer) -> 
         )
     if target.scale is not False:
         raise ValueError(
-            f"{target.name} has scale={target.scale}; KerasHub's embedding does not scale"
+            f"{target.name} has a scale; KerasHub's embedding does not multiply vectors"
         )
     if source.mask_zero != (target.mask_id == 0):
         raise ValueError(

@@ -61,8 +61,8 @@ def calibrate(
     - For "int4", weights are then rounded one after another, and those that follow make up for the
       error: "GPTQ" (arXiv:2210.17323).
     - A model with the grids of a quantized checkpoint keeps its integers, and LoRA adapters beside
-      them: factors are powers of two, the same for the 32 channels that share a scale, and the
-      scales take them up. Nothing is rounded again, and grids of 8 bits stay as they are.
+      them: factors are powers of two, the same for the channels that share a scale and an offset,
+      and the scales take them up. Nothing is rounded again, and inputs of 8-bit matrices stay.
 
     The file is neither larger nor slower. Blocks of this package and tied tables are changed, other
     layers not.
@@ -78,7 +78,7 @@ def calibrate(
         A model in float32 with the same layer names. For "int8" its outputs are those of `model`;
         for "int4" those of the rounded weights. Export it, and verify the file against it. Memory:
         for "int4", 4 D^2 bytes for each matrix with inputs of width D. With a tied table it cannot
-        be saved for `transformers`, whose lookups do not divide.
+        be saved for `transformers`, whose lookups do not divide, and its `features` are divided.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -225,7 +225,7 @@ def _record(
         is_table = isinstance(layer, TokenEmbedding)
 
         def record(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            if is_table and not kwargs.get("reverse", any(args)):
+            if is_table and not kwargs.get("reverse"):
                 return call(inputs, *args, **kwargs)
             x = ops.convert_to_numpy(inputs).reshape(-1, inputs.shape[-1])
             if id(layer) not in activations:

@@ -12,6 +12,7 @@ Example:
 True
 """
 
+import logging
 from collections.abc import Callable, Mapping
 
 import keras
@@ -22,7 +23,9 @@ from keras_tfm.export.quantization.gptq import round_kernel
 from keras_tfm.layers.base_layer import Projection
 from keras_tfm.layers.embeddings.token_embedding import TokenEmbedding
 from keras_tfm.models.quantization.rounded_weights import kernel_of
-from keras_tfm.models.quantization.rounding import Grid
+from keras_tfm.models.quantization.rounding import BLOCK, Grid
+
+_log = logging.getLogger(__name__)
 
 Layer = Projection | TokenEmbedding
 
@@ -59,19 +62,32 @@ class Kernels:
             return matrix
         return matrix - np.repeat(grid.offsets, len(matrix) // grid.offsets.shape[1], axis=1).T
 
+    def shared_channels(self, layer: Layer) -> int:
+        """How many inputs next to each other have one factor: 1, or those of a scale and offset."""
+        grid, width = self.grid(layer), variable_of(layer).shape[isinstance(layer, TokenEmbedding)]
+        if grid is None:
+            return 1
+        groups = 1 if grid.bits == 8 else width // BLOCK
+        return width // (groups if grid.offsets is None else min(groups, grid.offsets.shape[1]))
+
     def can_scale(self, layer: Layer, inputs: np.ndarray, outputs: np.ndarray) -> bool:
         """Whether `scale` keeps the levels of a published grid."""
-        grid = self.grid(layer)
-        return grid is None or grid.with_factors(inputs, outputs) is not None
+        variable, grid = variable_of(layer), self.grid(layer)
+        if grid is None:
+            return True
+        is_kept = grid.with_factors(ops.convert_to_numpy(variable), inputs, outputs) is not None
+        if not is_kept:
+            _log.info("%s keeps its scales: float16 cannot hold others", variable.path)
+        return is_kept
 
     def scale(self, layer: Layer, inputs: np.ndarray, outputs: np.ndarray) -> None:
-        """Multiplies what a kernel does to its inputs (D,) and outputs (F,).
+        """Multiplies the rows of a kernel by `inputs` (D,) and its columns by `outputs` (F,).
 
         Bias and adapters (LoRA) are scaled, too; a published grid keeps its levels.
         """
         variable, grid = variable_of(layer), self.grid(layer)
         if grid is not None:
-            scaled = grid.with_factors(inputs, outputs)
+            scaled = grid.with_factors(ops.convert_to_numpy(variable), inputs, outputs)
             assert scaled is not None
             self.grids[id(variable)] = scaled
         if isinstance(layer, TokenEmbedding):

@@ -24,7 +24,6 @@ from keras_tfm.layers.positions.rotary_embedding import RotaryEmbedding
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.transformer_block import ONE_RESIDUAL, TransformerBlock
 from keras_tfm.models.identity import Marker
-from keras_tfm.models.quantization.rounding import BLOCK
 
 # The exponents (a, b) that are tried. (a, 1 - a) is SmoothQuant's, (a, 0) AWQ's.
 _EXPONENTS = [(0.0, 0.0)] + [(a / 20, 0.0) for a in range(4, 17)]
@@ -89,7 +88,7 @@ def smooth_block(
     a gated feed-forward network.
 
     The grid of a quantized checkpoint keeps its levels: the factors are powers of two, the same for
-    the 32 channels that share a scale.
+    the channels that share a scale and an offset.
 
     Args:
         block: `TransformerBlock`, changed in place.
@@ -143,7 +142,7 @@ class TiedTable(NamedTuple):
 
 
 def tied_tables(model: keras.Model) -> list[TiedTable]:
-    """The tied tables of a functional model that read a norm, and nothing else does."""
+    """The tied tables of a functional model whose logits read a norm that nothing else reads."""
     nodes = nodes_in_order(model)
     readers: dict[int, list[Node]] = {}
     for node in nodes:
@@ -164,7 +163,7 @@ def tied_tables(model: keras.Model) -> list[TiedTable]:
     for norm_call in nodes:
         norm = norm_call.operation
         is_norm = isinstance(norm, keras.layers.LayerNormalization | keras.layers.RMSNormalization)
-        if not is_norm or sum(x.operation is norm for x in nodes) > 1:
+        if not is_norm or calls_of(norm) != [norm_call]:
             continue
         after = final_readers(norm_call.output_tensors[0])
         if len(after) != 1 or after[0] is None or after[0].operation not in tables:
@@ -172,19 +171,20 @@ def tied_tables(model: keras.Model) -> list[TiedTable]:
         table = after[0].operation
         is_only = [x for x in calls_of(table) if _is_reverse(x)] == after
         is_shared = sum(x.embeddings is table.embeddings for x in tables) > 1
-        if is_only and not is_shared and _has_factor(norm):
+        has_factors = all(tuple(x.shape) == (table.dim,) for x in norm.weights)
+        if is_only and not is_shared and _has_factor(norm) and has_factors:
             found.append(TiedTable(table, norm))
     return found
 
 
 def _has_factor(norm: keras.Layer) -> bool:
     if isinstance(norm, keras.layers.LayerNormalization):
-        return norm.gamma is not None
+        return norm.gamma is not None and np.ravel(norm.axis).tolist() in ([-1], [2])
     return isinstance(norm, keras.layers.RMSNormalization) and bool(norm.weights)
 
 
 def _is_reverse(node: Node) -> bool:
-    return bool(node.arguments.kwargs.get("reverse", any(node.arguments.args[1:])))
+    return bool(node.arguments.kwargs.get("reverse"))
 
 
 def smooth_tied_table(
@@ -293,10 +293,11 @@ def _best(
     if heads is not None:  # (groups, heads that share a group, K): one factor for those that share
         peaks, largest = (_share(x, heads) for x in (peaks, largest))
     if is_published:
+        count = max(kernels.shared_channels(x) for x in layers)
         width = len(peaks) // (1 if heads is None else heads[0] * heads[1])
-        if width % BLOCK:
+        if width % count:
             return np.ones(len(peaks), "float32")
-        peaks, largest = (_share(x, (len(x) // BLOCK, BLOCK)) for x in (peaks, largest))
+        peaks, largest = (_share(x, (len(x) // count, count)) for x in (peaks, largest))
     rows = given[0].rows  # layers that share factors share their input
     # Each token counts the same: a norm follows, and some tokens are a thousand times as large.
     squares = sum(np.sum((rows @ _some_columns(x)) ** 2, -1, keepdims=True) for x in matrices)

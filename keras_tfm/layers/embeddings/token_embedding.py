@@ -33,8 +33,8 @@ class TokenEmbedding(RematerializedLayer):
     Args:
         vocabulary_size: int, number of ids (V). Valid ids are 0 to V - 1.
         dim: int, width of a vector (D).
-        scale: bool, float or D floats, multiply the vectors by sqrt(D), by this number or channel
-            by channel in a lookup (not with `reverse`).
+        scale: bool, float or D floats, multiply the vectors in a lookup (not with `reverse`) by
+            sqrt(D), by this number, or each channel by its own number.
         mask_zero: bool, whether id 0 is padding, which later layers do not attend to.
         mask_id: int, the padding id. Default: 0 with `mask_zero`, otherwise none. -1: rows are
             padded with -1, which is no token. Otherwise an id -2 is the token `mask_id`, which
@@ -87,12 +87,14 @@ class TokenEmbedding(RematerializedLayer):
         check_integer("dim", dim)
         self.vocabulary_size = vocabulary_size
         self.dim = dim
-        if isinstance(scale, Sequence) and not isinstance(scale, str):
+        if isinstance(scale, list | tuple | np.ndarray):
             if len(scale) != dim:
-                raise ValueError(f"scale must have a number for each of {dim}, got {len(scale)}")
+                raise ValueError(
+                    f"scale must have a number for each of the {dim} channels, got {len(scale)}"
+                )
             for number in scale:
                 check_number("scale", number)
-            scale = tuple(scale)
+            scale = tuple(float(x) for x in scale)
         elif not isinstance(scale, bool):
             check_number("scale", scale)
         self.scale = scale
@@ -145,6 +147,9 @@ class TokenEmbedding(RematerializedLayer):
         inputs = _integers(inputs)
         self._check_ids(inputs)
         x = ops.cast(lookup(self.embeddings, self._in_vocabulary(inputs)), self.compute_dtype)
+        return self._scale_vectors(x)
+
+    def _scale_vectors(self, x: Tensor) -> Tensor:
         return x if self.scale is False else x * ops.cast(self.lookup_factors(), x.dtype)
 
     def lookup_factors(self) -> np.ndarray:

@@ -52,7 +52,7 @@ class CodebookEmbedding(TokenEmbedding):
         if reverse or is_integer(inputs):
             return super().call(inputs, reverse)
         self._check_weights(inputs)
-        return ops.matmul(inputs, ops.cast(self.embeddings, inputs.dtype))
+        return self._scale_vectors(ops.matmul(inputs, ops.cast(self.embeddings, inputs.dtype)))
 
     def compute_output_shape(self, inputs_shape: Shape, reverse: bool = False) -> Shape:
         """That of weights, (..., V) -> (..., D); with `reverse`, (..., D) -> (..., V)."""

@@ -158,23 +158,27 @@ class Grid(NamedTuple):
             return self
         return self._replace(scales=self.scales.astype(ml_dtypes.bfloat16).astype("float16"))
 
-    def with_factors(self, inputs: np.ndarray, outputs: np.ndarray) -> "Grid | None":
+    def with_factors(
+        self, weight: np.ndarray, inputs: np.ndarray, outputs: np.ndarray
+    ) -> "Grid | None":
         """The published grid of a weight whose inputs and outputs are multiplied; its levels stay.
 
         Args:
+            weight: float32, before that.
             inputs: float, (D,), powers of two; in 4 bits the same for each 32 inputs, in 8 bits
                 for all.
             outputs: float, (F,), powers of two.
 
         Returns:
-            None: the file's float16 does not have the new scales, or the factors do not fit.
+            None: the file's float16 cannot hold the new scales, or the factors do not fit.
 
         >>> import numpy as np
         >>> from keras_tfm.models.quantization.rounding import Grid
         >>> grid = Grid(4, 0, 1, scales=np.ones((1, 2), "float16"))
-        >>> grid.with_factors(np.repeat([1.0, 4.0], 32), np.array([0.5])).scales.tolist()
+        >>> weight = np.ones((64, 1), "float32")
+        >>> grid.with_factors(weight, np.repeat([1.0, 4.0], 32), np.array([0.5])).scales.tolist()
         [[0.5, 2.0]]
-        >>> grid.with_factors(np.repeat([1.0, 2.0**20], 32), np.array([1.0])) is None
+        >>> grid.with_factors(weight, np.repeat([1.0, 2.0**20], 32), np.array([1.0])) is None
         True
         """
         assert self.scales is not None
@@ -186,17 +190,19 @@ class Grid(NamedTuple):
         products = scales.astype("float64") * factors
         with np.errstate(over="ignore"):
             stored = products.astype(scales.dtype)
-        # A block of zeros has any scale, such as the smallest normal number.
-        smallest = np.finfo(scales.dtype).tiny
-        is_used = scales != smallest
-        is_lost = (stored != products) | (stored < np.minimum(scales, smallest))
-        if np.any(is_used & is_lost):
-            return None
-        stored = np.where(is_used, stored, scales).reshape(self.scales.shape)
+        is_lost = stored != products
+        is_lost |= stored < np.minimum(scales, np.finfo(scales.dtype).tiny)
+        if np.any(is_lost):  # a block of zeros may have any scale
+            levels, _ = self.round(weight)
+            if np.any(levels.reshape(*scales.shape, -1)[is_lost]):
+                return None
+        stored = np.where(is_lost, scales, stored).reshape(self.scales.shape)
         offsets = self.offsets
         if offsets is not None:
-            count = factors.shape[1] // offsets.shape[1]
-            offsets = (np.repeat(offsets, count, axis=1) * factors).astype("float32")
+            groups = factors.reshape(len(factors), offsets.shape[1], -1)
+            if np.any(groups != groups[..., :1]):
+                offsets, groups = np.repeat(offsets, groups.shape[2], axis=1), factors[..., None]
+            offsets = (offsets * groups[..., 0]).astype("float32")
         return self._replace(scales=stored, offsets=offsets)
 
     def rows(self, weight: np.ndarray) -> np.ndarray:
