@@ -127,7 +127,7 @@ def _check_embedding(source: keras.layers.Layer, target: keras.layers.Layer) -> 
         )
     if target.scale is not False:
         raise ValueError(
-            f"{target.name} has a scale; KerasHub's embedding does not multiply vectors"
+            f"{target.name} has a scale, KerasHub's embedding does not scale vectors"
         )
     if source.mask_zero != (target.mask_id == 0):
         raise ValueError(
