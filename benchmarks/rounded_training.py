@@ -94,10 +94,10 @@ def main() -> None:
         file = arguments.folder / f"{prefix}{name}{task.suffix}"
         if not file.exists():
             keras.utils.set_random_seed(arguments.seed)
-            start = time.perf_counter()
+            begin = time.perf_counter()
             task.save(train(), file)
-            print(f"trained {file.name} in {time.perf_counter() - start:.0f} s", flush=True)
-        return task.load(file) if start is None else task.load(file, start)
+            print(f"trained {file.name} in {time.perf_counter() - begin:.0f} s", flush=True)
+        return task.load(file, start)
 
     def first() -> Any:
         return keep("", lambda: task.train(arguments.seed))
@@ -184,7 +184,7 @@ class Task(ABC):
         model.save(file)
 
     def load(self, file: Path, model: Any = None) -> Any:
-        """The model that `save` has kept; `model` with its weights, of a published checkpoint."""
+        """The model that `save` has kept; with a published checkpoint, `model` with its weights."""
         import keras_tfm
 
         return keras_tfm.load_model(file, compile=False)

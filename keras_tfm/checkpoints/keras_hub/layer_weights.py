@@ -126,9 +126,7 @@ def _check_embedding(source: keras.layers.Layer, target: keras.layers.Layer) -> 
             f"logit_soft_cap={source.logit_soft_cap}; TokenEmbedding has tied weights and no cap"
         )
     if target.scale is not False:
-        raise ValueError(
-            f"{target.name} has a scale, KerasHub's embedding does not scale vectors"
-        )
+        raise ValueError(f"{target.name} has a scale, KerasHub's embedding does not scale vectors")
     if source.mask_zero != (target.mask_id == 0):
         raise ValueError(
             f"{source.name} has mask_zero={source.mask_zero}, {target.name} "

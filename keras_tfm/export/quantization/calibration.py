@@ -77,8 +77,9 @@ def calibrate(
     Returns:
         A model in float32 with the same layer names. For "int8" its outputs are those of `model`;
         for "int4" those of the rounded weights. Export it, and verify the file against it. Memory:
-        for "int4", 4 D^2 bytes for each matrix with inputs of width D. With a tied table it cannot
-        be saved for `transformers`, whose lookups do not divide, and its `features` are divided.
+        for "int4", 4 D^2 bytes for each matrix with inputs of width D. A model with
+        a tied table cannot be saved for `transformers` then, whose lookups do not divide, and its
+        `features` are those of `model` divided by the factors.
 
     Raises:
         TypeError: an argument has the wrong type.

@@ -171,15 +171,16 @@ def tied_tables(model: keras.Model) -> list[TiedTable]:
         table = after[0].operation
         is_only = [x for x in calls_of(table) if _is_reverse(x)] == after
         is_shared = sum(x.embeddings is table.embeddings for x in tables) > 1
-        has_factors = all(tuple(x.shape) == (table.dim,) for x in norm.weights)
-        if is_only and not is_shared and _has_factor(norm) and has_factors:
+        last = len(norm_call.output_tensors[0].shape) - 1
+        is_of_channels = np.ravel(norm.axis).tolist() in ([-1], [last])
+        if is_only and not is_shared and is_of_channels and _has_factor(norm):
             found.append(TiedTable(table, norm))
     return found
 
 
 def _has_factor(norm: keras.Layer) -> bool:
     if isinstance(norm, keras.layers.LayerNormalization):
-        return norm.gamma is not None and np.ravel(norm.axis).tolist() in ([-1], [2])
+        return norm.gamma is not None
     return isinstance(norm, keras.layers.RMSNormalization) and bool(norm.weights)
 
 
