@@ -106,34 +106,6 @@ def has_adapters(layer: keras.layers.Layer) -> bool:
     return any(getattr(x, "lora_enabled", False) for x in (layer, *sublayers(layer)))
 
 
-_separate: ContextVar[bool] = ContextVar("separate", default=False)
-
-
-@contextmanager
-def separate_adapters() -> Iterator[None]:
-    """Projections with a LoRA adapter compute y = x W + (x A) B + b inside, for an export.
-
-    B must have the scale alpha / rank in it. Outside, y = x (W + (alpha / rank) A B) + b.
-
-    >>> import numpy as np
-    >>> from keras_tfm.layers.base_layer import Projection, separate_adapters
-    >>> layer, x = Projection(4), np.ones((1, 3), "float32")
-    >>> y = layer(x)
-    >>> layer.enable_lora(2)
-    >>> layer.lora_kernel_b.assign(np.ones((2, 4))) is not None
-    True
-    >>> with separate_adapters():
-    ...     z = layer(x)
-    >>> bool(np.allclose(z, y + x @ layer.lora_kernel_a @ layer.lora_kernel_b, atol=1e-6))
-    True
-    """
-    token = _separate.set(True)
-    try:
-        yield
-    finally:
-        _separate.reset(token)
-
-
 ColumnReader = Callable[[keras.Variable, slice], Tensor | None]
 _columns: ContextVar[ColumnReader | None] = ContextVar("columns", default=None)
 
@@ -163,52 +135,69 @@ def columns_read_by(read: ColumnReader) -> Iterator[None]:
 class Projection(Recomputation, keras.layers.Dense):
     """`keras.layers.Dense`, faster on TensorFlow: y = x W + b.
 
-    LoRA, `quantize` and everything else are Keras's. On TensorFlow the input (..., D) is reshaped
-    to a matrix (N, D): oneDNN then fuses the bias with the product, where Keras's product of a
-    tensor and a matrix takes 18 graph operations. The activation is applied separately, because
-    oneDNN's fused ReLU turns NaN into 0. The gradient equals TensorFlow's, in a faster form.
+    With a LoRA adapter y = x W + b + (alpha / rank) (x A) B, as in the paper (arXiv:2106.09685):
+    Keras multiplies with W + (alpha / rank) A B, for whose gradient it needs that of all of W. So a
+    step takes less time and memory here. `quantize` and everything else are Keras's.
+
+    On TensorFlow the input (..., D) is reshaped to a matrix (N, D): oneDNN then fuses the bias with
+    the product, where Keras's product of a tensor and a matrix takes 18 graph operations. The
+    activation is applied separately, because oneDNN's fused ReLU turns NaN into 0. The gradient
+    equals TensorFlow's, in a faster form.
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers.base_layer import Projection
+    >>> layer, x = Projection(4), np.ones((1, 3), "float32")
+    >>> y = layer(x)
+    >>> layer.enable_lora(2, lora_alpha=4)
+    >>> layer.lora_kernel_b.assign(np.ones((2, 4))) is not None
+    True
+    >>> adapter = 4 / 2 * x @ layer.lora_kernel_a @ layer.lora_kernel_b
+    >>> bool(np.allclose(layer(x), y + adapter, atol=1e-6))
+    True
     """
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """(..., D) -> (..., F)."""
-        if self.lora_enabled and _separate.get():
-            return self.activation(self._with_adapter(inputs, 0, None))
-        if not _is_matrix_product(inputs, self.kernel):
-            return super().call(inputs)
-        return self.activation(_project(inputs, self.kernel, self.bias, training))
+        return self.activation(self._outputs(inputs, 0, None, training))
 
     def columns(self, inputs: Tensor, start: int, stop: int | None) -> Tensor:
-        """Columns `start` to `stop` of x W + b: (..., D) -> (..., stop - start).
+        """Columns `start` to `stop` of a call without activation: (..., D) -> (..., stop - start).
 
         For queries, keys and values that share a kernel but have different inputs.
         """
         if getattr(self, "quantization_mode", None) is not None:
             return self(inputs)[..., start:stop]
-        if inputs.shape[-1] != self.kernel.shape[0]:
+        with keras.name_scope(self.name):  # as in a call: exports find layers by names
+            return self._outputs(inputs, start, stop, False)
+
+    def _outputs(
+        self, inputs: Tensor, start: int, stop: int | None, training: bool | None
+    ) -> Tensor:
+        y = self.affine(inputs, start, stop, training)
+        if not self.lora_enabled:
+            return y
+        low = _product(inputs, self.lora_kernel_a, None, training)
+        if self.lora_alpha != self.lora_rank:
+            low = self.lora_alpha / self.lora_rank * low
+        # B stays whole: an export finds it by its values.
+        return y + _product(low, self.lora_kernel_b, None, training)[..., start:stop]
+
+    def affine(self, inputs: Tensor, start: int, stop: int | None, training: bool | None) -> Tensor:
+        """Columns `start` to `stop` of x W + b, (..., D) -> (..., stop - start); no adapter."""
+        variable = next(x for x in self.variables if x.name == "kernel")  # `self.kernel` has A B
+        if inputs.shape[-1] != variable.shape[0]:
             raise ValueError(
-                f"{self.name}: expected inputs of width {self.kernel.shape[0]}, "
+                f"{self.name}: expected inputs of width {variable.shape[0]}, "
                 f"got shape {tuple(inputs.shape)}"
             )
-        with keras.name_scope(self.name):  # as in a call: exports find layers by names
-            if self.lora_enabled and _separate.get():
-                return self._with_adapter(inputs, start, stop)
+        kernel, bias = variable, self.bias
+        if (start, stop) != (0, None):
             read = _columns.get()
-            kernel = None if read is None else read(self.kernel, slice(start, stop))
+            kernel = None if read is None else read(variable, slice(start, stop))
             if kernel is None:
-                kernel = self.kernel[:, start:stop]
-            bias = None if self.bias is None else self.bias[start:stop]
-            if _is_matrix_product(inputs, kernel):
-                return _project(inputs, kernel, bias, False)
-            y = ops.matmul(inputs, kernel)
-            return y if bias is None else y + bias
-
-    def _with_adapter(self, inputs: Tensor, start: int, stop: int | None) -> Tensor:
-        """Columns of x W + (x A) B + b. B stays whole: an export finds it by its values."""
-        kernel = next(x for x in self.variables if x.name == "kernel")  # `self.kernel` has A B
-        bias = None if self.bias is None else self.bias[start:stop]
-        y = _project(inputs, kernel[:, start:stop], bias, False)
-        low = _project(inputs, self.lora_kernel_a, None, False)
-        return y + _project(low, self.lora_kernel_b, None, False)[..., start:stop]
+                kernel = variable[:, start:stop]
+            bias = None if bias is None else bias[start:stop]
+        return _product(inputs, kernel, bias, training)
 
     def quantize(
         self, mode: str | None = None, type_check: bool = True, config: Config | None = None
@@ -225,7 +214,11 @@ def _is_matrix_product(inputs: Tensor, kernel: Tensor) -> bool:
     )
 
 
-def _project(inputs: Tensor, kernel: Tensor, bias: Tensor | None, training: bool | None) -> Tensor:
+def _product(inputs: Tensor, kernel: Tensor, bias: Tensor | None, training: bool | None) -> Tensor:
+    """x W + b."""
+    if not _is_matrix_product(inputs, kernel):
+        y = ops.matmul(inputs, kernel)
+        return y if bias is None else ops.add(y, bias)
     x = ops.reshape(inputs, (-1, inputs.shape[-1]))
     if training:
         from keras_tfm.layers.tensorflow.explicit_gradients import affine

@@ -18,7 +18,8 @@ def enable_lora(
     The kernel W of each adapted `keras.layers.Dense` becomes W + (alpha / rank) A B, where A
     (in, rank) and B (rank, out) are trained; B starts at zero. "LoRA: Low-Rank Adaptation of Large
     Language Models" (arXiv:2106.09685). All other weights of the embedding and the blocks are
-    frozen, biases too; a head stays trainable. Call it before `compile`.
+    frozen, biases too; a head stays trainable. Call it before `compile`. Layers multiply with A and
+    B one after the other, so a step of training computes no gradient of W.
 
     Adapters cost nothing on a device: `.keras` files, `export_tflite`, `save_huggingface` and
     `with_dtype` merge them into the kernels. `export_tflite(..., separate_adapters=True)` and

@@ -46,6 +46,33 @@ def test_integers_are_promoted_as_keras_does(training):
     np.testing.assert_array_equal(to_numpy(layer(ids, training=training)), to_numpy(reference(ids)))
 
 
+@pytest.mark.parametrize(("rank", "alpha"), [(2, None), (3, 4.5)])
+@pytest.mark.parametrize("training", [False, True])
+def test_adapters_and_their_gradients_are_those_of_keras(rank, alpha, training):
+    """x W + (alpha / rank) (x A) B here, x (W + (alpha / rank) A B) there."""
+    layers = pair(5, 6, activation="gelu")
+    for layer in layers:
+        layer.enable_lora(rank, lora_alpha=alpha)
+    for weight in layers[0].weights:
+        weight.assign(RANDOM.normal(size=weight.shape))
+    layers[1].set_weights(layers[0].get_weights())
+    x = RANDOM.normal(size=(2, 3, 5)).astype("float32")
+    assert_close(layers[0](x, training=training), layers[1](x, training=training), 1e-5)
+    if keras.backend.backend() != "tensorflow":
+        return
+    found, wanted = (
+        gradients(
+            lambda x, layer=layer: keras.ops.sum(layer(x, training=training) ** 2),
+            layer.trainable_variables,
+            x,
+        )
+        for layer in layers
+    )
+    assert [len(y) for y in found] == [3, 1]  # A, B and the bias; not the kernel
+    for ours, reference in zip([*found[0], *found[1]], [*wanted[0], *wanted[1]], strict=True):
+        assert_close(ours, reference, 1e-5)
+
+
 @tensorflow_only
 @pytest.mark.parametrize(
     ("mode", "dim", "units", "use_bias"),

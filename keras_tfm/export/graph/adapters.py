@@ -12,7 +12,7 @@ import numpy as np
 from keras_tfm.export.graph.schema import ModelT
 from keras_tfm.export.quantization.kept_layers import exact_buffers
 from keras_tfm.keras_internals import sublayers
-from keras_tfm.layers.base_layer import Projection, separate_adapters
+from keras_tfm.layers.base_layer import Projection
 from keras_tfm.models.quantization.state import quantization_of
 from keras_tfm.models.with_dtype import ADAPTERS
 from keras_tfm.runtime import adapters as files
@@ -145,9 +145,20 @@ class Placeholders:
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """The context in which the model is traced and converted."""
-        with _assign(self._layers, self.kernels), separate_adapters():
-            yield
+        """The context in which the model is traced and converted.
+
+        A file's B has the factor alpha / rank in it, so the graph does not multiply with it.
+        """
+        layers = self._layers.values()
+        alphas = [layer.lora_alpha for layer in layers]
+        try:
+            for layer in layers:
+                layer.lora_alpha = layer.lora_rank
+            with _assign(self._layers, self.kernels):
+                yield
+        finally:
+            for layer, alpha in zip(layers, alphas, strict=True):
+                layer.lora_alpha = alpha
 
     def find(self, model: ModelT) -> Adapters:
         """Where a converted file has its adapters, for the manifest."""

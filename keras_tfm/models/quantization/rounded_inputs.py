@@ -26,6 +26,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.layers.base_layer import Projection
 from keras_tfm.layers.embeddings.token_embedding import TokenEmbedding
 from keras_tfm.layers.types import Tensor
 from keras_tfm.models.quantization.rounding import Grid, round_rows
@@ -48,8 +49,6 @@ Inputs = Mapping[int, RoundedInput]
 # Of the input of a layer, and its axes.
 Change = Callable[[Tensor, tuple[int, ...] | None], Tensor]
 _current: ContextVar[tuple[Inputs, Change] | None] = ContextVar("rounded_inputs", default=None)
-# The methods that multiply an input with the weight.
-_METHODS = ("call", "columns")
 
 
 def observe(layers: Iterable[tuple[keras.Layer, Grid]]) -> Inputs:
@@ -60,9 +59,10 @@ def observe(layers: Iterable[tuple[keras.Layer, Grid]]) -> Inputs:
     """
     found = {}
     for layer, grid in layers:
-        for name in _METHODS:
-            if hasattr(layer, name) and name not in vars(layer):
-                vars(layer)[name] = _with_rounded_input(layer, getattr(layer, name))
+        # The method that multiplies an input with the weight, without an adapter.
+        name = "affine" if isinstance(layer, Projection) else "call"
+        if name not in vars(layer):
+            vars(layer)[name] = _with_rounded_input(layer, getattr(layer, name))
         found[id(layer)] = RoundedInput(_input_axes(layer), grid)
     return found
 
@@ -86,10 +86,12 @@ def _with_rounded_input(layer: keras.Layer, method: Callable[..., Tensor]) -> Ca
             return method(inputs, *args, **kwargs)
         axes, grid = found[id(layer)]
         rounded = change(inputs, axes)
-        columns = slice(*args) if len(args) == 2 else slice(None)
+        columns = slice(*args[:2]) if isinstance(layer, Projection) else slice(None)
         exact = [] if change is not round_rows else _exact_products(layer, grid, inputs - rounded)
         if not exact:
             return method(rounded, *args, **kwargs)
+        if isinstance(layer, Projection):
+            return method(rounded, *args, **kwargs) + sum(x[..., columns] for x in exact)
         with _without_activation(layer) as activation:
             y = method(rounded, *args, **kwargs)
         return activation(y + sum(x[..., columns] for x in exact))
@@ -100,7 +102,7 @@ def _with_rounded_input(layer: keras.Layer, method: Callable[..., Tensor]) -> Ca
 def _exact_products(layer: keras.Layer, grid: Grid, rest: Tensor) -> list[Tensor]:
     """Products of `rest`, what rounding took from the input, with what reads the exact input."""
     products = []
-    if getattr(layer, "lora_enabled", False):
+    if not isinstance(layer, Projection) and getattr(layer, "lora_enabled", False):
         low = ops.matmul(rest, ops.cast(layer.lora_kernel_a, rest.dtype))
         product = ops.matmul(low, ops.cast(layer.lora_kernel_b, rest.dtype))
         products.append(layer.lora_alpha / layer.lora_rank * product)
