@@ -304,6 +304,9 @@ def _best(
     squares = sum(np.sum((rows @ _some_columns(x)) ** 2, -1, keepdims=True) for x in matrices)
     weights = 1 / np.maximum(squares, _TINY)
     matrices = [_some_columns(kernels.without_offsets(x)) for x in layers]
+    if all(kernels.grid(x) is not None for x in layers):
+        # They are not rounded: a triangular matrix of D columns has products of the same length.
+        layers, matrices = layers[:1], [np.linalg.qr(np.hstack(matrices).T, mode="r").T]
     exact = [rows @ matrix for matrix in matrices]
     least, best = np.inf, np.ones(len(peaks), "float32")
     for a, b in _EXPONENTS:
