@@ -555,7 +555,7 @@ class LanguageModel(Task):
     That needs a GPU, or `--steps` (2.5 s for a chunk of 512 tokens on two cores). Attention, the
     table and the outer four feed-forward networks are best kept in 8 bits, as in
     benchmarks/language_model.py: `--keep-int8 embedding self_attention decoder_0/feed_forward ...`
-    With `--distill` the rounded model learns the probabilities of the one in float32, too.
+    With `--distill` the rounded model learns the probabilities of the one in float32, not the text.
     """
 
     CHUNK, BATCH, TEST_CHUNK = 256, 32, 128
@@ -625,8 +625,9 @@ class LanguageModel(Task):
         if teacher is not None:
             # Keras 3.15 compares logits, not probabilities, if the loss is given by its name.
             loss = keras.losses.KLDivergence()
+            distillation = keras.distillation.LogitsDistillation(temperature=1.0, loss=loss)
             model = keras.distillation.Distiller(
-                teacher, model, keras.distillation.LogitsDistillation(temperature=1.0, loss=loss)
+                teacher, model, distillation, student_loss_weight=0.0
             )
         model.compile(
             keras.optimizers.Adam(rate, global_clipnorm=1.0),

@@ -78,6 +78,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # PyTorch: beside another worker, a second thread of a small product mostly waits for the first.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if not config.option.optimize:
         os.environ.setdefault("XLA_FLAGS", XLA_UNOPTIMIZED)
     if not hasattr(config, "workerinput"):  # the run itself, no worker of it
