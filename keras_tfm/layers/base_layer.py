@@ -136,8 +136,8 @@ class Projection(Recomputation, keras.layers.Dense):
     """`keras.layers.Dense`, faster on TensorFlow: y = x W + b.
 
     With a LoRA adapter y = x W + b + (alpha / rank) (x A) B, as in the paper (arXiv:2106.09685):
-    Keras multiplies with W + (alpha / rank) A B, for whose gradient it needs that of all of W. So a
-    step takes less time and memory here. `quantize` and everything else are Keras's.
+    Keras multiplies with W + (alpha / rank) A B, and so a step of training computes the gradient of
+    all of W. `quantize` and everything else are Keras's.
 
     On TensorFlow the input (..., D) is reshaped to a matrix (N, D): oneDNN then fuses the bias with
     the product, where Keras's product of a tensor and a matrix takes 18 graph operations. The

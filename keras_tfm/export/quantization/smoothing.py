@@ -306,7 +306,8 @@ def _best(
     matrices = [_some_columns(kernels.without_offsets(x)) for x in layers]
     if all(kernels.grid(x) is not None for x in layers):
         # They are not rounded: a triangular matrix of D columns has products of the same length.
-        layers, matrices = layers[:1], [np.linalg.qr(np.hstack(matrices).T, mode="r").T]
+        triangle = np.asarray(np.linalg.qr(np.hstack(matrices).T, mode="r"))
+        layers, matrices = layers[:1], [triangle.T]
     exact = [rows @ matrix for matrix in matrices]
     least, best = np.inf, np.ones(len(peaks), "float32")
     for a, b in _EXPONENTS:
