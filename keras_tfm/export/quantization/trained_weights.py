@@ -18,6 +18,7 @@ True
 
 import itertools
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -62,8 +63,15 @@ class TrainedWeight(NamedTuple):
     scales: np.ndarray
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """(F, D), that of `rows`."""
+        shape = self.variable.shape
+        width = math.prod(shape[self.grid.first : self.grid.last])
+        return math.prod(shape) // width, width
+
+    @property
     def rows(self) -> np.ndarray:
-        """The values as the matrix (F, D) of a file."""
+        """The values as the matrix (F, D) of a file: a copy."""
         return self.grid.rows(read_value(self.variable))
 
     def levels(self, rows: np.ndarray, part: slice) -> np.ndarray:
@@ -217,9 +225,9 @@ def _find(trained: TrainedWeights, matrix: np.ndarray) -> _Match | None:
     """The trained weight, or adjacent rows of it, to which a matrix is proportional."""
     count, width = matrix.shape
     for weight in trained.weights:
-        rows = weight.rows
-        if rows.shape[1] != width or not 0 < count <= len(rows):
+        if weight.shape[1] != width or not 0 < count <= weight.shape[0]:
             continue
+        rows = weight.rows
         equal = range(0, len(rows) - count + 1, count)
         # Parts of a projection may be unequal, as those of Mamba-2.
         for start in itertools.chain(equal, _proportional(rows[: len(rows) - count + 1], matrix)):
