@@ -73,6 +73,25 @@ def test_adapters_and_their_gradients_are_those_of_keras(rank, alpha, training):
         assert_close(ours, reference, 1e-5)
 
 
+def test_a_small_adapter_in_half_precision():
+    """Keras rounds W + A B to eight bits, in which most of a small A B is lost."""
+    random = np.random.default_rng(0)
+    x, kernel = random.normal(size=(64, 256)), random.normal(0, 1 / 16, (256, 256))
+    a, b = random.normal(0, 1 / 16, (256, 8)), random.normal(0, 1e-3, (8, 256))
+    errors = []
+    for kind in (Projection, keras.layers.Dense):
+        layer = built(kind(256, use_bias=False, dtype="mixed_bfloat16"), (None, 256))
+        layer.enable_lora(8)
+        values = {"kernel": kernel, "lora_kernel_a": a, "lora_kernel_b": b}
+        for weight in layer.weights:
+            weight.assign(values[weight.name])
+        both = to_numpy(keras.ops.cast(layer(x.astype("float32")), "float32"))
+        layer.lora_kernel_b.assign(np.zeros_like(b))
+        change = both - to_numpy(keras.ops.cast(layer(x.astype("float32")), "float32"))
+        errors.append(np.linalg.norm(change - x @ a @ b) / np.linalg.norm(x @ a @ b))
+    assert errors[0] < 0.7 * errors[1]  # 0.49 and 0.90
+
+
 @tensorflow_only
 @pytest.mark.parametrize(
     ("mode", "dim", "units", "use_bias"),
