@@ -297,9 +297,8 @@ def test_adapters_are_saved_and_merged(case, tmp_path):
     assert any(np.any(x != expected_of(case)[name]) for name, x in adapted.items())
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    # Keras merges the adapters when it saves: on PyTorch, the last bits are then others.
-    merging = FLOAT32 if keras.backend.backend() == "torch" else 0.0
-    assert_same(outputs_of(loaded, inputs_of(case)), adapted, merging)
+    # Keras merges the adapters when it saves: (x A) B is then part of x W, so the last bits differ.
+    assert_same(outputs_of(loaded, inputs_of(case)), adapted, FLOAT32)
     merged = with_dtype(model, "float32")
     assert len(merged.weights) == len(model_of(case).weights)
     assert_same(outputs_of(merged, inputs_of(case)), adapted, FLOAT32)
