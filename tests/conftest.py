@@ -104,6 +104,7 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    mark_slow_cases(config, items)
     if config.option.without:
         known = {*Path(config.option.without).read_text().splitlines()}
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in known])
@@ -113,6 +114,28 @@ def pytest_collection_modifyitems(config, items):
         slow = item.get_closest_marker("slow") or any(x in item.name for x in NOT_FAST)
         if item.path in fast and not slow:
             item.add_marker("fast")
+
+
+def mark_slow_cases(config, items):
+    """Puts parameters into the slow tier: `slow_cases(*ids)` those named, `but=ids` all others.
+
+    They make the same statement and run no line of the package that other tests of the default
+    tier do not run. An unknown name is an error, as it would move a test unseen.
+    """
+    by_function = {}
+    for item in items:
+        if item.get_closest_marker("slow_cases"):
+            by_function.setdefault((item.path, item.originalname), {})[item.callspec.id] = item
+    for cases in by_function.values():
+        item = next(iter(cases.values()))
+        marker = item.get_closest_marker("slow_cases")
+        but = marker.kwargs.get("but", ())
+        unknown = {*marker.args, *but} - {*cases}
+        if unknown and not any("[" in x for x in config.args):  # all cases were asked for
+            raise pytest.UsageError(f"{item.nodeid}: slow_cases names no cases: {unknown}")
+        for name in set(marker.args) if marker.args else {*cases} - {*but}:
+            if name in cases:
+                cases[name].add_marker("slow")
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures

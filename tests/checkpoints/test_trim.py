@@ -185,6 +185,7 @@ FAST = (
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in TRIMMED]
 )
+@pytest.mark.slow_cases(but=["bert", "moonshine"])
 def test_outputs_for_kept_tokens_are_the_same(name):
     """`trim_vocabulary` compares them itself, with random tokens and padding."""
     model = randomize(small_model(name))

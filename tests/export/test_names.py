@@ -57,6 +57,7 @@ def renamed(plain, source, target):
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
+@pytest.mark.slow_cases(but=["cache_0-padding"])
 def test_every_signature_takes_inputs_of_any_name(plain, source, target):
     model = renamed(plain, source, target)
     report = export_tflite(model, new_path(), ROLES, target=target, verify=False, **SIZES)

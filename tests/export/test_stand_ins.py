@@ -147,6 +147,7 @@ def floats(path):
         for q in ("float32", "float16", "int8", "int4")
     ],
 )
+@pytest.mark.slow_cases(but=["layer norms-int8", "scaled-int4", "convolutions-int8"])
 def test_the_file_is_that_of_converted_weights(name, quantization, monkeypatch):
     build, arguments = CASES[name]
     model = randomize(build(), 3)

@@ -149,6 +149,16 @@ def products(kind):
 @pytest.mark.parametrize(
     "kind", ["einsum", "convolution", "keras", "norms last", "norms first", "unequal parts"]
 )
+@pytest.mark.slow_cases(
+    but=[
+        "einsum-int8",
+        "convolution-int8",
+        "keras-int4",
+        "norms last-int4",
+        "norms first-int8",
+        "unequal parts-int4",
+    ]
+)
 def test_a_file_computes_what_a_model_with_rounded_activations_does(kind, quantization, tmp_path):
     """XNNPACK's own rows: no bias or beta of a layer before is moved behind the product."""
     keras.utils.set_random_seed(0)

@@ -134,6 +134,18 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("strategy", "kind"), PAIRS)
+@pytest.mark.slow_cases(
+    but=[
+        "greedy-forced",
+        "greedy-min length",
+        "greedy-no repetition",
+        "greedy-bad words",
+        "greedy-bias",
+        "greedy-grammar",
+        "greedy-timestamps",
+        "greedy-function",
+    ]
+)
 def test_what_a_processor_promises_holds(model, strategy, kind):
     some, holds = KINDS[kind]
     found = list(rows_of(model, STRATEGIES[strategy](processors=some)))

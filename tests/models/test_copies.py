@@ -118,6 +118,7 @@ PAIRS = [
 
 @saving
 @pytest.mark.parametrize(("name", "copy"), PAIRS)
+@pytest.mark.slow_cases(but=["t5-clone_model", "t5-.keras", "deberta-with_dtype of a copy"])
 def test_a_shared_part_is_shared_in_the_copy(name, copy, tmp_path):
     model = MODELS[name]()
     again = COPIES[copy](model, tmp_path)
@@ -136,6 +137,7 @@ def test_a_shared_part_is_shared_in_the_copy(name, copy, tmp_path):
 
 
 @every_model
+@pytest.mark.slow_cases(but=["t5", "composed by hand"])
 def test_a_copy_shares_nothing_with_the_model(name):
     model = MODELS[name]()
     first, second = (keras.models.clone_model(model) for _ in range(2))

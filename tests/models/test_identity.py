@@ -134,6 +134,17 @@ DEFAULT -= {("transformer", "quantized"), ("classifier", "quantized")}
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*quantize.*:UserWarning")
+@pytest.mark.slow_cases(
+    but=[
+        "bert-cloned with the same layers",
+        "bert-of keras.Model",
+        "masked-of keras.Model",
+        "gpt-cloned with the same layers",
+        "gpt-of keras.Model",
+        "gpt features-cloned with the same layers",
+        "gpt features-of keras.Model",
+    ]
+)
 def test_it_survives(name, copy, tmp_path):
     model = MODELS[name]()
     family, described, head = model.family, describe(model), model.head

@@ -39,6 +39,7 @@ def rows():
 
 
 @pytest.mark.parametrize(("family", "size"), list(rows()))
+@pytest.mark.slow_cases(but=["bert-tiny", "bert-small", "t5-umt5-small"])
 def test_parameters_are_as_many_as_in_transformers_and_the_paper(family, size):
     row = COUNTS[family][size]
     with without_storage():

@@ -418,6 +418,7 @@ def widths(dim, num_heads):
         (213, SIZES["big"]),
     ],
 )
+@pytest.mark.slow_cases(but=["65-options0"])
 def test_the_parameters_of_table_3(millions, options):
     """The paper does not say what it counts; a shared vocabulary of 37,000 comes within 7 %.
 
