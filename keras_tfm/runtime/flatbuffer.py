@@ -475,6 +475,10 @@ class FloatWeights(Mapping[int, np.ndarray]):
         data = np.asarray(self._data[buffer], np.uint8)
         return data.view("float32").reshape(self._shapes[buffer])
 
+    def __contains__(self, buffer: object) -> bool:
+        """Whether a buffer is such a weight; it is not read."""
+        return buffer in self._data
+
     def __iter__(self) -> Iterator[int]:
         """The indices of the buffers."""
         return iter(self._data)

@@ -9,6 +9,7 @@ from grids import first_of
 import keras_tfm
 from keras_tfm import layers, models, runtime
 from keras_tfm.export import calibrate, export_tflite, save_adapter
+from keras_tfm.export.quantization import trained_weights
 from keras_tfm.export.quantization.trained_weights import rounded_copy
 from keras_tfm.export.verification import verify
 from keras_tfm.export.verification.float_file import FloatFile
@@ -215,8 +216,6 @@ def test_int8_caches(activations, tmp_path):
 
 def test_a_wrong_weight_is_found(tmp_path, monkeypatch):
     """The file's own weights are compared with the model's, not those nearest to them."""
-    from keras_tfm.export.quantization import trained_weights
-
     model = randomize(gpt())
     models.enable_quantization(model, "int8")
     levels = trained_weights.TrainedWeight.levels
@@ -341,3 +340,32 @@ def test_more_errors(tmp_path):
     models.enable_quantization(raw, "int4")
     with pytest.raises(ValueError, match=r"first reads the raw numbers of sensor \(.*keep_float="):
         export_tflite(raw, tmp_path / "model.tflite", quantization="int4")
+
+
+@pytest.mark.parametrize("zeros", ["none", "the first row", "the columns that are looked at first"])
+def test_weights_are_found_among_others_of_their_size(zeros):
+    """Whole or in adjacent rows, whatever their factors, and however many zeros begin them."""
+    rng = np.random.default_rng(0)
+    inputs = keras.Input((64,))
+    model = keras_tfm.Model(inputs, [keras.layers.Dense(24)(inputs) for _ in range(4)])
+    for layer in model.layers[1:]:
+        kernel = rng.integers(-7, 8, layer.kernel.shape).astype("float32")
+        if zeros == "the first row":
+            kernel[:, 0] = 0
+        elif zeros != "none":
+            kernel[::4] = 0
+        layer.kernel.assign(kernel)
+    models.enable_quantization(model, "int8")
+    trained = trained_weights.trained_weights(rounded_copy(model))
+    samples = [trained_weights._columns(x.rows) for x in trained.weights]
+    for number, weight in enumerate(trained.weights):
+        for start, count in ((0, 24), (8, 8), (5, 11)):
+            factors = rng.uniform(0.5, 2.0, (count, 1)).astype("float32")
+            matrix = weight.rows[start : start + count] * factors
+            found = trained_weights._find(trained, samples, matrix)
+            assert found.weight is trained.weights[number]
+            assert found.part == slice(start, start + count)
+            known = np.any(matrix != 0, axis=1)
+            np.testing.assert_allclose(found.factors[known], factors[known, 0], rtol=1e-6)
+            matrix[-1, 5] += 0.1
+            assert trained_weights._find(trained, samples, matrix) is None

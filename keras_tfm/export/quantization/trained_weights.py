@@ -19,7 +19,7 @@ True
 import itertools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -51,6 +51,8 @@ _log = logging.getLogger(__name__)
 _READERS = ({"FULLY_CONNECTED", "EMBEDDING_LOOKUP"}, {"CONV_2D"})
 # The relative error of a weight that the converter multiplied by a factor, in float32.
 _PRECISION = 1e-6
+# A weight is first compared in this number of columns, and nearly all differ by more than this.
+_TRIED, _DIFFERENT = 16, 1e-3
 _LOWEST = np.finfo("float32").min
 _KEY = "_keras_tfm_trained_weights"
 
@@ -173,12 +175,13 @@ def store(model: ModelT, trained: TrainedWeights) -> None:
     for use in flatbuffer.weight_uses(model):
         if use.tensor.buffer in floats:
             uses.setdefault(use.tensor.buffer, []).append(use)
+    samples = [_columns(weight.rows) for weight in trained.weights]
     for buffer, readers in uses.items():
         names = {use.name for use in readers}
         if not any(names <= known for known in _READERS):
             continue
         values = floats[buffer]
-        found = _find(trained, values.reshape(len(values), -1))
+        found = _find(trained, samples, values.reshape(len(values), -1))
         if found is None:
             continue
         weight, part, factors = found
@@ -221,11 +224,19 @@ def _levels(match: _Match) -> Iterator[np.ndarray]:
         yield levels * signs[rows]
 
 
-def _find(trained: TrainedWeights, matrix: np.ndarray) -> _Match | None:
-    """The trained weight, or adjacent rows of it, to which a matrix is proportional."""
+def _find(
+    trained: TrainedWeights, samples: Sequence[np.ndarray], matrix: np.ndarray
+) -> _Match | None:
+    """The trained weight, or adjacent rows of it, to which a matrix is proportional.
+
+    `samples`: some columns of each weight, of which the whole is read only where they agree.
+    """
     count, width = matrix.shape
-    for weight in trained.weights:
+    first = _columns(matrix[:1])[0]
+    for weight, sample in zip(trained.weights, samples, strict=True):
         if weight.shape[1] != width or not 0 < count <= weight.shape[0]:
+            continue
+        if not np.any(_resemble(sample[: len(sample) - count + 1], first)):
             continue
         rows = weight.rows
         equal = range(0, len(rows) - count + 1, count)
@@ -238,6 +249,19 @@ def _find(trained: TrainedWeights, matrix: np.ndarray) -> _Match | None:
             if factors is not None:
                 return _Match(weight, part, factors)
     return None
+
+
+def _columns(rows: np.ndarray) -> np.ndarray:
+    """Some columns of a matrix."""
+    return rows[:, :: max(1, rows.shape[1] // _TRIED)].copy()
+
+
+def _resemble(rows: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Whether each row may be a multiple of another one; what is zero may be anything's."""
+    peak = np.argmax(np.abs(other))
+    errors = np.abs(rows * other[peak] - rows[:, peak, np.newaxis] * other)
+    allowed = _DIFFERENT * np.abs(other[peak]) * np.abs(rows).max(axis=1)
+    return np.all(errors <= allowed[:, np.newaxis], axis=1)
 
 
 def _proportional(rows: np.ndarray, matrix: np.ndarray) -> Iterator[int]:

@@ -26,8 +26,9 @@ _HALF = 0.502
 _ROUNDING = 1e-6
 # Factors that layers apply: in activations, and to scores and embeddings of common widths.
 _FACTORS = [1.0, 0.5, 2.0, *(2.0 ** (x / 2) for x in (-1, 1, *range(-12, 13)))]
-# A weight is first compared on about this number of rows and columns.
+# A weight is first compared on about this number of rows and columns, and before on fewer of these.
 _TRIED = 48
+_FEW = 8
 
 
 @dataclass
@@ -107,6 +108,22 @@ class _Arrangement(NamedTuple):
     width: int
 
 
+class _Candidates(NamedTuple):
+    """N arrangements of weights that have the same shape.
+
+    Attributes:
+        arrangements: the N arrangements.
+        few: (N, R, C), the same few rows and columns of each.
+        peaks: (N,), the largest value in these.
+        has_factors: bool (N,), whether rows or columns may have been multiplied.
+    """
+
+    arrangements: list[_Arrangement]
+    few: np.ndarray
+    peaks: np.ndarray
+    has_factors: np.ndarray
+
+
 class ModelWeights:
     """The weights of a model, to be matched with the weights of a file.
 
@@ -138,11 +155,8 @@ class ModelWeights:
         self._factors = factors
         self._arrays = [x for x in arrays if len(x.shape) > 1]
         self._vectors = [_array(x, "float64") for x in arrays if len(x.shape) == 1]
-        # By the number of a weight, and the size and the last axis of what it is compared with: its
-        # arrangements of this size, with their shapes and a few of their rows and columns.
-        self._known: dict[
-            tuple[int, int, int], list[tuple[_Arrangement, tuple[int, int], np.ndarray]]
-        ] = {}
+        # By the size and the last axis of what the weights are compared with.
+        self._known: dict[tuple[int, int], dict[tuple[int, int], _Candidates]] = {}
 
     def find(self, stored: Stored) -> Unrounded:
         """The model's weight that rounds to a weight of a file."""
@@ -158,27 +172,19 @@ class ModelWeights:
                         return Unrounded(stored, True, np.zeros(1), functools.partial(np.copy, row))
         slack = _ROUNDING * max(map(abs, stored.bounds))
         inexact = None
-        sampled: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
-        for number, array in enumerate(self._arrays):
-            for arrangement, shape, few in self._arrangements(number, tuple(array.shape), stored):
-                if shape not in sampled:
-                    places = np.unravel_index(_grid(shape), stored.shape)
-                    values, step = stored.read(places)
-                    sampled[shape] = values, _HALF * step + slack
-                if not _may_fit(*sampled[shape], few, arrangement.outer > 0):
-                    continue
-                matrix = self._load(arrangement)
-                found = self._scale(stored, slack, matrix, arrangement.outer > 0)
-                del matrix
-                if found is None:
-                    continue
-                factor, spread = found
-                result = Unrounded(
-                    stored, True, spread, functools.partial(self._load, arrangement), factor
-                )
-                if spread.size == 1:
-                    return result
-                inexact = inexact or result
+        for arrangement in self._similar(stored, slack):
+            matrix = self._load(arrangement)
+            found = self._scale(stored, slack, matrix, arrangement.outer > 0)
+            del matrix
+            if found is None:
+                continue
+            factor, spread = found
+            result = Unrounded(
+                stored, True, spread, functools.partial(self._load, arrangement), factor
+            )
+            if spread.size == 1:
+                return result
+            inexact = inexact or result
         uneven = self._find_columns(stored, slack)
         return uneven or inexact or Unrounded(stored, False, stored.step / 2)
 
@@ -210,25 +216,52 @@ class ModelWeights:
         array = _array(self._arrays[arrangement.weight], "float32")
         return _arrange(array[..., arrangement.columns], arrangement)
 
-    def _arrangements(
-        self, number: int, shape: tuple[int, ...], stored: Stored
-    ) -> list[tuple[_Arrangement, tuple[int, int], np.ndarray]]:
-        """The arrangements of a weight that have the size of a weight of the file."""
-        key = number, stored.size, stored.shape[-1]
+    def _similar(self, stored: Stored, slack: float) -> list[_Arrangement]:
+        """The arrangements of weights that agree with a weight of the file in a few places."""
+        found = list[_Arrangement]()
+        for shape, candidates in self._candidates(stored).items():
+            places = np.unravel_index(_grid(shape), stored.shape)
+            values, step = stored.read(places)
+            half = np.broadcast_to(_HALF * step + slack, values.shape)
+            # Nearly all differ in the first corner.
+            corner = slice(_FEW), slice(_FEW)
+            chosen = candidates.few[:, *corner], candidates.peaks, candidates.has_factors
+            for i in np.flatnonzero(_may_fit(values[corner], half[corner], *chosen)):
+                one = slice(i, i + 1)
+                chosen = candidates.few[one], candidates.peaks[one], candidates.has_factors[one]
+                if _may_fit(values, half, *chosen)[0]:
+                    found.append(candidates.arrangements[i])
+        return sorted(
+            found, key=lambda x: (x.weight, x.columns.start or 0, x.outer, x.is_transposed)
+        )
+
+    def _candidates(self, stored: Stored) -> dict[tuple[int, int], _Candidates]:
+        """By shape, the arrangements of all weights that have the size of a weight of the file."""
+        key = stored.size, stored.shape[-1]
         if key not in self._known:
-            found = [
-                _Arrangement(number, columns, outer, is_transposed, stored.shape[-1])
-                for columns in _parts(shape, stored.size)
-                for outer in range(len(shape))
-                for is_transposed in ((False, True) if outer else (False,))
-            ]
-            array = _array(self._arrays[number], "float32") if found else np.zeros(0)
-            self._known[key] = []
-            for x in found:
-                matrix = _arrange(array[..., x.columns], x)
-                rows, columns = (_sample(n) for n in matrix.shape)
-                few = matrix[np.ix_(rows, columns)]
-                self._known[key].append((x, matrix.shape, few))
+            found: dict[tuple[int, int], list[tuple[_Arrangement, np.ndarray]]] = {}
+            for number, array in enumerate(self._arrays):
+                shape = tuple(array.shape)
+                arrangements = [
+                    _Arrangement(number, columns, outer, is_transposed, stored.shape[-1])
+                    for columns in _parts(shape, stored.size)
+                    for outer in range(len(shape))
+                    for is_transposed in ((False, True) if outer else (False,))
+                ]
+                values = _array(array, "float32") if arrangements else np.zeros(0)
+                for x in arrangements:
+                    matrix = _arrange(values[..., x.columns], x)
+                    few = matrix[np.ix_(*map(_sample, matrix.shape))]
+                    found.setdefault(matrix.shape, []).append((x, few))
+            self._known[key] = {
+                shape: _Candidates(
+                    [x for x, _ in some],
+                    np.stack([few for _, few in some]),
+                    np.array([np.abs(few).max(initial=0.0) for _, few in some], "float64"),
+                    np.array([x.outer > 0 for x, _ in some]),
+                )
+                for shape, some in found.items()
+            }
         return self._known[key]
 
     def _scale(
@@ -254,10 +287,7 @@ class ModelWeights:
         columns = np.full(width, -np.inf), np.full(width, np.inf)
         of_rows = np.full(height, -np.inf), np.full(height, np.inf)
         for rows, values, step in stored.blocks(width):
-            between = _bounds(values, _HALF * step + slack, matrix[rows], limit)
-            if between is None:
-                return None
-            low, high = between
+            low, high = _bounds(values, _HALF * step + slack, matrix[rows], limit)
             np.maximum(columns[0], low.max(axis=0), out=columns[0])
             np.minimum(columns[1], high.min(axis=0), out=columns[1])
             of_rows[0][rows], of_rows[1][rows] = low.max(axis=1), high.min(axis=1)
@@ -414,32 +444,41 @@ def _part(array: np.ndarray | float, rows: slice, values: np.ndarray) -> np.ndar
     return array[rows] if array.ndim == 2 and len(array) > 1 else array
 
 
-def _may_fit(values: np.ndarray, half: np.ndarray, few: np.ndarray, has_factors: bool) -> bool:
-    """Whether a few rows and columns of a weight and of the model are equal up to a factor."""
-    if np.all(np.abs(values - few) <= half):
-        return True
-    if len(few) == 1 or not has_factors:
-        return False
-    between = _bounds(values, half, few, 1e-7 * float(np.abs(few).max(initial=0.0)))
-    if between is None:
-        return False
-    low, high = between
-    return any(
-        few.shape[axis] >= 4 and np.all(low.max(axis=axis) <= high.min(axis=axis))
-        for axis in (0, 1)
-    )
+def _may_fit(
+    values: np.ndarray,
+    half: np.ndarray,
+    few: np.ndarray,
+    peaks: np.ndarray,
+    has_factors: np.ndarray,
+) -> np.ndarray:
+    """Which of N candidates (N, R, C) are equal to a few rows and columns up to factors: bool (N,).
+
+    `peaks`: the largest value of each candidate, of all its rows and columns.
+    """
+    result = np.all(np.abs(values - few) <= half, axis=(1, 2))
+    if few.shape[1] == 1 or not np.any(has_factors):
+        return result
+    low, high = _bounds(values, half, few, 1e-7 * peaks[:, np.newaxis, np.newaxis])
+    for axis in (1, 2):
+        if few.shape[axis] >= 4:
+            fits = np.all(low.max(axis=axis) <= high.min(axis=axis), axis=1)
+            result |= fits & has_factors
+    return result
 
 
 def _bounds(
-    values: np.ndarray, half: np.ndarray, rows: np.ndarray, limit: float
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """The smallest and the largest factor of each of the model's values; None if one has none."""
+    values: np.ndarray, half: np.ndarray, rows: np.ndarray, limit: np.ndarray | float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest and the largest factor of each of the model's values.
+
+    Of a value up to `limit`, any factor, if the file's may be zero; otherwise inf and -inf.
+    """
     tiny = np.abs(rows) <= limit
-    if np.any(tiny & (np.abs(values) > half)):
-        return None
     divisor = np.where(tiny, 1.0, rows).astype("float64")
     a, b = (values - half) / divisor, (values + half) / divisor
-    return np.where(tiny, -np.inf, np.minimum(a, b)), np.where(tiny, np.inf, np.maximum(a, b))
+    none = tiny & (np.abs(values) > half)
+    low = np.where(tiny, np.where(none, np.inf, -np.inf), np.minimum(a, b))
+    return low, np.where(tiny, np.where(none, -np.inf, np.inf), np.maximum(a, b))
 
 
 def _common(
