@@ -1,5 +1,7 @@
 """A program that trains with `Resume`, and is interrupted."""
 
+import threading
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -37,13 +39,17 @@ class Sequence(keras.utils.PyDataset):
 
 # The last that was started. In a process of tests, threads of an interrupted one still read ahead.
 last_program = object()
+lock = threading.Lock()
 
 
 def endless():
     """Batches that NumPy's global state draws; of a program that was killed, none any more."""
     program = last_program
-    while program is last_program:
-        rows = np.random.randint(0, ROWS, 4)  # noqa: NPY002  what set_random_seed seeds
+    while True:
+        with lock:
+            if program is not last_program:
+                return
+            rows = np.random.randint(0, ROWS, 4)  # noqa: NPY002  what set_random_seed seeds
         yield IDS[rows], LABELS[rows]
 
 
@@ -78,7 +84,8 @@ def program(
 ):
     """What a user starts, and starts again: the model at its end, with its history."""
     global last_program
-    last_program = object()
+    with lock:
+        last_program = object()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     tokens = keras.Input((LENGTH,), dtype="int32")

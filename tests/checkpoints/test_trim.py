@@ -168,24 +168,12 @@ TRIMMED = [
     if x not in (*OF_PICTURES, "transformer", "clip")
     and "vocabulary_size" in arguments_of(x)
 ]  # fmt: skip
-FAST = (
-    "bert",
-    "gpt2",
-    "gemma3_text",
-    "t5",
-    "mt5",
-    "bart",
-    "marian",
-    "whisper",
-    "moonshine",
-    "clip_text_model",
-)
+FAST = ("bert", "moonshine")
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in TRIMMED]
 )
-@pytest.mark.slow_cases(but=["bert", "moonshine"])
 def test_outputs_for_kept_tokens_are_the_same(name):
     """`trim_vocabulary` compares them itself, with random tokens and padding."""
     model = randomize(small_model(name))

@@ -92,16 +92,8 @@ CASES = {
     "convolutions": (convolutions, {}),
     "parts": (parts, {}),
 }
-# Each preset with a model of each kind; the others in the slow tier.
-QUICK = {
-    ("llama", "int8"),
-    ("layer norms", "int8"),
-    ("scaled", "float32"),
-    ("scaled", "int4"),
-    ("convolutions", "int8"),
-    ("parts", "float16"),
-    ("loop", "int4"),
-}
+# Both presets of integers, and a model of each kind of weights; the others in the slow tier.
+QUICK = {("layer norms", "int8"), ("scaled", "int4"), ("convolutions", "int8")}
 
 
 def contents(path):
@@ -147,7 +139,6 @@ def floats(path):
         for q in ("float32", "float16", "int8", "int4")
     ],
 )
-@pytest.mark.slow_cases(but=["layer norms-int8", "scaled-int4", "convolutions-int8"])
 def test_the_file_is_that_of_converted_weights(name, quantization, monkeypatch):
     build, arguments = CASES[name]
     model = randomize(build(), 3)

@@ -138,8 +138,7 @@ ALIGNMENTS = {
     "residue_index": [[0, 1, 2, 3, 4], [0, 1, 5, 0, 0]],
 }
 # The others' graphs have no other operators than those of their family.
-# The default tier: what decodes is exported by the test of `generate`, DETR by
-# tests/export/test_detection.py, and in int8 it and the others are verified.
+# The default tier: what decodes is exported by the test of `generate` and by tests/export.
 EXPORTED = {"vit, image_classifier", "resnet"}
 IN_INT8 = {"gpt2", "clip"}
 # What is the same code for every model: each part of it has tests of its own.

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 _READERS = ({"FULLY_CONNECTED", "EMBEDDING_LOOKUP"}, {"CONV_2D"})
 # The relative error of a weight that the converter multiplied by a factor, in float32.
 _PRECISION = 1e-6
-# A weight is first compared in this number of columns, and nearly all differ by more than this.
+# A weight is first compared in some 16 columns, in which nearly all differ by more than this.
 _TRIED, _DIFFERENT = 16, 1e-3
 _LOWEST = np.finfo("float32").min
 _KEY = "_keras_tfm_trained_weights"
@@ -258,8 +258,10 @@ def _columns(rows: np.ndarray) -> np.ndarray:
 
 def _resemble(rows: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Whether each row may be a multiple of another one; what is zero may be anything's."""
+    rows, other = rows.astype("float64"), other.astype("float64")  # squares may exceed float32
     peak = np.argmax(np.abs(other))
-    errors = np.abs(rows * other[peak] - rows[:, peak, np.newaxis] * other)
+    with np.errstate(invalid="ignore"):  # of what is not finite
+        errors = np.abs(rows * other[peak] - rows[:, peak, np.newaxis] * other)
     allowed = _DIFFERENT * np.abs(other[peak]) * np.abs(rows).max(axis=1)
     return np.all(errors <= allowed[:, np.newaxis], axis=1)
 

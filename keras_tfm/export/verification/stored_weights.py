@@ -114,7 +114,7 @@ class _Candidates(NamedTuple):
     Attributes:
         arrangements: the N arrangements.
         few: (N, R, C), the same few rows and columns of each.
-        peaks: (N,), the largest value in these.
+        peaks: (N,), the largest magnitude in these.
         has_factors: bool (N,), whether rows or columns may have been multiplied.
     """
 
@@ -257,7 +257,7 @@ class ModelWeights:
                 shape: _Candidates(
                     [x for x, _ in some],
                     np.stack([few for _, few in some]),
-                    np.array([np.abs(few).max(initial=0.0) for _, few in some], "float64"),
+                    np.array([np.abs(few).max(initial=0.0) for _, few in some], "float32"),
                     np.array([x.outer > 0 for x, _ in some]),
                 )
                 for shape, some in found.items()
@@ -453,16 +453,17 @@ def _may_fit(
 ) -> np.ndarray:
     """Which of N candidates (N, R, C) are equal to a few rows and columns up to factors: bool (N,).
 
-    `peaks`: the largest value of each candidate, of all its rows and columns.
+    `few`: these rows and columns, or some of them; `peaks` and `has_factors`: of `_Candidates`.
     """
-    result = np.all(np.abs(values - few) <= half, axis=(1, 2))
-    if few.shape[1] == 1 or not np.any(has_factors):
+    with np.errstate(over="ignore"):  # of float32's lowest in a mask, and other candidates
+        result: np.ndarray = np.all(np.abs(values - few) <= half, axis=(1, 2))
+    rest = np.flatnonzero(has_factors & ~result)
+    if few.shape[1] == 1 or not len(rest):
         return result
-    low, high = _bounds(values, half, few, 1e-7 * peaks[:, np.newaxis, np.newaxis])
+    low, high = _bounds(values, half, few[rest], 1e-7 * peaks[rest, np.newaxis, np.newaxis])
     for axis in (1, 2):
         if few.shape[axis] >= 4:
-            fits = np.all(low.max(axis=axis) <= high.min(axis=axis), axis=1)
-            result |= fits & has_factors
+            result[rest] |= np.all(low.max(axis=axis) <= high.min(axis=axis), axis=1)
     return result
 
 
@@ -475,7 +476,8 @@ def _bounds(
     """
     tiny = np.abs(rows) <= limit
     divisor = np.where(tiny, 1.0, rows).astype("float64")
-    a, b = (values - half) / divisor, (values + half) / divisor
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # of what is not finite
+        a, b = (values - half) / divisor, (values + half) / divisor
     none = tiny & (np.abs(values) > half)
     low = np.where(tiny, np.where(none, np.inf, -np.inf), np.minimum(a, b))
     return low, np.where(tiny, np.where(none, -np.inf, np.inf), np.maximum(a, b))
