@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from keras_tfm.runtime.manifest.storage import import_litert
 DTYPES = ("float32", "float16", "int32", "int8", "uint8", "bool")
 # The path by which XNNPACK's delegate knows a cache in memory, which ends with the model.
 IN_MEMORY = ":memory"
+# After so many freed bytes, memory is returned to the system, which takes milliseconds.
+_RETURNED = 16 << 20
 
 
 class CompiledSignature:
@@ -30,12 +32,15 @@ class CompiledSignature:
 
     Its buffers are created at the first use: the caches of a length that is never reached take no
     memory.
+
+    Attributes:
+        version: int, another number after the buffers of `inputs` were replaced.
     """
 
     def __init__(self, model: Any, name: str, signature: Signature, caches: "_Caches"):
         """`caches`: the buffers of KV caches, which all signatures of the model use."""
         self._model, self._name, self._signature, self._caches = model, name, signature, caches
-        self._has_run = False
+        self._has_run, self.version = False, 0
         caches.users.append(self)
 
     @functools.cached_property
@@ -51,26 +56,41 @@ class CompiledSignature:
             arrays[place] = result
         return result
 
-    def release_other_caches(self) -> None:
-        """Frees the KV caches of other lengths, which are created again at their next use.
+    def take_over_caches(self, copy: Callable[[str, np.ndarray], None]) -> None:
+        """Frees the KV caches of other lengths, each right after the new one of its name was filled.
 
-        Arrays of `inputs` that somebody holds stay valid, and are no inputs any more.
+        So never more than one entry is in memory twice. The others are created again at their next
+        use. Arrays of `inputs` that somebody holds stay valid, and are no inputs any more.
+
+        Args:
+            copy: function of the name of a cache and its array, which writes the latter.
         """
         own, arrays = self._cache_places(), self._caches.arrays
-        others = {x for x in arrays if x not in own and x[0] in {key for key, *_ in own}}
-        for place in others:
-            del arrays[place]
+        others = {x for x in arrays if x[0] in own and x != own[x[0]]}
         for user in self._caches.users:
-            if user._cache_places() & others:
-                for name, x in vars(CompiledSignature).items():
-                    if isinstance(x, functools.cached_property) and name != "_copied_inputs":
-                        vars(user).pop(name, None)
-        if others:
+            if others.intersection(user._cache_places().values()):
+                user._forget_buffers()
+        freed = 0
+        for key in own:
+            copy(key, self._input(key, self._signature.inputs[key]).array)
+            for place in [x for x in others if x[0] == key]:
+                freed += arrays.pop(place).array.nbytes
+            if freed >= _RETURNED:
+                return_freed_memory()
+                freed = 0
+        if freed:
             return_freed_memory()
 
-    def _cache_places(self) -> set[Any]:
+    def _forget_buffers(self) -> None:
+        """Creates new buffers at the next use; not for `__call__`."""
+        self.version += 1
+        for name, x in vars(CompiledSignature).items():
+            if isinstance(x, functools.cached_property) and name != "_copied_inputs":
+                vars(self).pop(name, None)
+
+    def _cache_places(self) -> dict[str, Any]:
         inputs = self._signature.inputs
-        return {_place(key, x) for key, x in inputs.items() if x.kind == "cache"}
+        return {key: _place(key, x) for key, x in inputs.items() if x.kind == "cache"}
 
     @functools.cached_property
     def _copied_inputs(self) -> dict[str, "_Array"]:

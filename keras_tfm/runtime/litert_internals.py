@@ -42,7 +42,10 @@ class Buffers:
 
     Attributes:
         inputs: the inputs by name. Writing to an array sets the input of the next `run`.
+        version: int, as of `CompiledSignature`; these buffers are never replaced.
     """
+
+    version = 0
 
     def __init__(self, runner: Any):
         """`runner`: as `Interpreter.get_signature_runner` returns it."""

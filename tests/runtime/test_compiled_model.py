@@ -2,6 +2,7 @@
 
 import os
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -117,6 +118,29 @@ def test_the_entries_of_a_session_are_the_buffers(shared):
     assert all(entries[key] is x for (key, _), x in long.items())
     for key, x in before.items():
         np.testing.assert_array_equal(long[key, LENGTH][..., :40, :], x)
+
+
+def test_longer_caches_replace_shorter_ones_one_by_one(shared, monkeypatch):
+    """So a text that grows never needs the memory of both."""
+    arrays, alive = [], []
+    create = CompiledSignature._create
+
+    def created(self, key, x):
+        result = create(self, key, x)
+        if x.kind == "cache":
+            arrays.append(weakref.ref(result.array))
+            alive.append(sum(x() is not None for x in arrays))
+        return result
+
+    monkeypatch.setattr(CompiledSignature, "_create", created)
+    session = runtime.load(written()).session()
+    session.append(ids(40))
+    session.generate(3)
+    assert alive == [1, 2, 3, 4, 5]
+    session.append(ids(100))  # read in chunks, and by other signatures
+    session.generate(1)
+    assert len(alive) == 10 and max(alive) == 6
+    assert sum(x() is not None for x in arrays) == 5
 
 
 def test_a_session_returns_to_shorter_caches(shared):

@@ -98,7 +98,7 @@ def test_chunks_are_read_by_prefills(monkeypatch):
 class Counted:
     def __init__(self, buffers, name, runs):
         self.buffers, self.name, self.runs = buffers, name, runs
-        self.inputs = buffers.inputs
+        self.inputs, self.version = buffers.inputs, buffers.version
 
     def run(self):
         self.runs.append(self.name)

@@ -233,25 +233,55 @@ class Steps:
 
     def _begin(self, name: str) -> "_Loaded":
         """The buffers of a signature, without entries that are not in them already."""
-        return self._initialize(_Loaded(name, self._buffers(name), -self._prefix))
+        loaded = _Loaded(name, self._buffers(name), -self._prefix)
+        self._initialize(loaded)
+        return loaded
 
-    def _initialize(self, loaded: "_Loaded") -> "_Loaded":
+    def _initialize(self, loaded: "_Loaded") -> None:
         """Writes the known arguments, and zeros elsewhere."""
-        assert loaded.buffers is not None
-        loaded.inputs, loaded.columns = loaded.buffers.inputs, -self._prefix
-        for key, array in loaded.inputs.items():
+        buffers = loaded.buffers
+        assert buffers is not None
+        if isinstance(buffers, CompiledSignature) and self._fit_in(loaded.name):
+            buffers.take_over_caches(self._move)
+            self._shared, self._in_buffers = False, True
+            self._columns_kept = self._signature(loaded.name).capacity or 0
+        loaded.version, loaded.columns = buffers.version, -self._prefix
+        for key, array in buffers.inputs.items():
             if key in self.known:
                 array[...] = self.known[key]
             elif array.dtype.kind == "f" and self.entries.get(key) is not array:
-                # Stale memory may hold NaN, and NaN times an attention weight of 0 is NaN.
-                array[...] = 0
-        return loaded
+                array[...] = 0  # as in `_move`
+
+    def _signature(self, name: str) -> Decode | Prefill:
+        return self._decodes.get(name) or self._prefills[name]
+
+    def _fit_in(self, name: str) -> bool:
+        """Whether the caches of a signature can be the entries.
+
+        Not those of a prefill of an older file, which reads none, nor one row in all of a batch.
+        """
+        inputs = self._signature(name).inputs
+        return bool(self.entries) and all(
+            key in inputs and inputs[key].shape[0] == len(x) for key, x in self.entries.items()
+        )
+
+    def _move(self, key: str, cache: np.ndarray) -> None:
+        """Makes a cache in a signature's buffers the entry, whose columns it gets."""
+        x = self.entries.get(key)
+        if x is None or x is cache:  # None: it is known, such as that of cross-attention
+            return
+        if cache.dtype.kind == "f":
+            # Stale memory may hold NaN, and NaN times an attention weight of 0 is NaN.
+            cache[...] = 0
+        columns = -self._prefix, self.position
+        self._columns(key, cache, *columns)[...] = self._columns(key, x, *columns)
+        self.entries = {**self.entries, key: cache}
 
     def _load(self, loaded: "_Loaded") -> Buffers | CompiledSignature:
         """The buffers of a signature, after writing the entries that they lack."""
         buffers = loaded.buffers
         assert buffers is not None
-        if buffers.inputs is not loaded.inputs:  # they were freed, and are others now
+        if buffers.version != loaded.version:  # they were freed, and are others now
             self._initialize(loaded)
         if loaded.columns < self.position:
             for key, x in self.entries.items():
@@ -262,23 +292,7 @@ class Steps:
         for key, x in self.states.items():
             buffers.inputs[key][...] = x
         loaded.columns = self.position
-        if isinstance(buffers, CompiledSignature):
-            self._move_to(buffers)
         return buffers
-
-    def _move_to(self, buffers: CompiledSignature) -> None:
-        """Makes the caches in a signature's buffers, which have all columns, the entries."""
-        caches = {key: buffers.inputs[key] for key in self.entries if key in buffers.inputs}
-        if caches.keys() != self.entries.keys():
-            return  # a prefill of an older file, which reads no caches
-        shapes = {(key, x.shape[0]) for key, x in self.entries.items()}
-        if shapes != {(key, x.shape[0]) for key, x in caches.items()}:
-            return  # one row in all of a batch
-        if any(caches[key] is not x for key, x in self.entries.items()):
-            self.entries, self._shared, self._in_buffers = caches, False, True
-            columns = (x.shape[self._axes[key]] for key, x in caches.items())
-            self._columns_kept = next(columns) - self._prefix
-            buffers.release_other_caches()
 
     def _keep(
         self,
@@ -362,10 +376,10 @@ def _at(axis: int, start: int, end: int) -> tuple[slice, ...]:
 class _Loaded:
     """The buffers of a signature, and the number of tokens whose columns are up to date.
 
-    That number is negative as long as the columns of a prefix are missing. `inputs` are the arrays
-    that it counts for.
+    That number is negative as long as the columns of a prefix are missing. `version` is that of the
+    buffers that it counts for.
     """
 
     def __init__(self, name: str, buffers: Buffers | CompiledSignature | None, columns: int):
         self.name, self.buffers, self.columns = name, buffers, columns
-        self.inputs: dict[str, np.ndarray] | None = None
+        self.version = -1
