@@ -60,6 +60,18 @@ class First(keras.layers.Layer):
         return (x @ self.kernel[:, : self.width]) + (x @ self.kernel[:, self.width :])
 
 
+def masked():
+    """Infinite numbers: one, those of a small mask, and those of two of more than 65,536 values."""
+    x = keras.Input((300, 64), name="x")
+    causal = np.where(np.tri(300, dtype=bool), 0, -np.inf).astype("float32")
+    scores = keras.layers.Dense(300)(x) + causal
+    scores = keras.ops.minimum(scores, np.full((300, 300), np.inf, "float32"))
+    y = keras.ops.softmax(scores) @ x
+    y = keras.ops.where(keras.ops.isfinite(y), y, np.inf)
+    y = y + np.where(np.arange(64) == 7, -np.inf, 0).astype("float32")
+    return keras.Model(x, keras.ops.softmax(y))
+
+
 def with_adapters():
     model = models.llama(131, **SIZE, num_key_value_heads=1)
     enable_lora(model, rank=2)
@@ -91,9 +103,13 @@ CASES = {
     "scaled": (scaled, {}),
     "convolutions": (convolutions, {}),
     "parts": (parts, {}),
+    "infinities": (masked, {}),
 }
 # Both presets of integers, and a model of each kind of weights; the others in the slow tier.
-QUICK = {("layer norms", "int8"), ("scaled", "int4"), ("convolutions", "int8")}
+QUICK = {
+    *(("layer norms", "int8"), ("scaled", "int4"), ("convolutions", "int8")),
+    ("infinities", "float32"),
+}
 
 
 def contents(path):

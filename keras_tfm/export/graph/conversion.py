@@ -25,6 +25,7 @@ from keras_tfm.keras_internals import sublayers
 from keras_tfm.models.without_storage import allocate
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import bytes_by_scopes
+from keras_tfm.runtime.manifest.storage import import_litert
 
 # Operations of TensorFlow's graphs that have graphs of their own.
 _WITH_FUNCTIONS = ("While", "StatelessWhile", "If", "StatelessIf")
@@ -195,7 +196,11 @@ def _convert(
             if stand_ins:
                 # Large constants become FILL, which `fill` removes.
                 converter._experimental_unfold_large_splat_constant = True
-            return flatbuffer.read(_run(converter, model))
+                converter.canonicalizing_inf_as_min_max_float = False
+            result = flatbuffer.read(_run(converter, model))
+            if stand_ins:
+                _clamp_infinities(result)
+            return result
 
         def run_converter(set_up: Callable[[tf.lite.TFLiteConverter], None]) -> ModelT:
             converted, datas = [], dict[bytes, np.ndarray]()
@@ -244,6 +249,23 @@ def _share(model: ModelT, datas: dict[bytes, np.ndarray]) -> None:
                 waiting += [x for x in value if hasattr(x, "__dict__")]
             elif hasattr(value, "__dict__"):
                 waiting.append(value)
+
+
+def _clamp_infinities(model: ModelT) -> None:
+    """Makes infinite constants the largest finite numbers, such as those of a mask.
+
+    The converter does so, too, if it is asked to, but it looks at every number, even at those of a
+    stand-in, which are all the same: that took most of the time of a conversion.
+    """
+    types = import_litert("schema_py_generated").TensorType
+    dtypes = {types.FLOAT16: "float16", types.FLOAT32: "float32", types.FLOAT64: "float64"}
+    tensors = [x for graph in model.subgraphs for x in graph.tensors if x.type in dtypes]
+    for buffer, dtype in {x.buffer: dtypes[x.type] for x in tensors}.items():
+        data = model.buffers[buffer].data
+        values = np.frombuffer(b"" if data is None else data, dtype)
+        if np.isinf(values).any():
+            limits = np.finfo(dtype)
+            model.buffers[buffer].data = values.clip(limits.min, limits.max).view("uint8")
 
 
 @contextmanager
