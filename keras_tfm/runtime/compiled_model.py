@@ -5,10 +5,7 @@ unless it is given a cache of packed weights. In Python only `CompiledModel` tak
 `Interpreter` creates its delegate itself, without options.
 """
 
-import contextlib
-import ctypes
 import functools
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +15,14 @@ import numpy as np
 from keras_tfm.runtime.litert_internals import as_value_errors, host_memory
 from keras_tfm.runtime.manifest.manifest import Input, Signature, Tensor
 from keras_tfm.runtime.manifest.storage import import_litert
+from keras_tfm.runtime.memory import return_freed_memory
 
 # The dtypes that LiteRT's TensorBuffer supports.
 DTYPES = ("float32", "float16", "int32", "int8", "uint8", "bool")
 # The path by which XNNPACK's delegate knows a cache in memory, which ends with the model.
 IN_MEMORY = ":memory"
-# After so many freed bytes, memory is returned to the system, which takes milliseconds.
-_RETURNED = 16 << 20
+# Memory is returned to the system after this number of freed bytes: it takes a millisecond.
+_RETURNED = 4 << 20
 
 
 class CompiledSignature:
@@ -57,7 +55,7 @@ class CompiledSignature:
         return result
 
     def take_over_caches(self, copy: Callable[[str, np.ndarray], None]) -> None:
-        """Frees the KV caches of other lengths, each right after the new one of its name was filled.
+        """Frees the KV caches of other lengths, each as soon as the new one of its name is filled.
 
         So never more than one entry is in memory twice. The others are created again at their next
         use. Arrays of `inputs` that somebody holds stay valid, and are no inputs any more.
@@ -169,13 +167,6 @@ class _Array:
         if self._copies:
             flat = self.buffer.read(self.array.size, self.array.dtype)
             self.array[...] = flat.reshape(self.array.shape)
-
-
-def return_freed_memory() -> None:
-    """Returns memory that was freed to the system, which glibc otherwise keeps for later use."""
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
 
 
 def unsupported_dtype(signatures: Mapping[str, Signature]) -> tuple[str, str, str] | None:

@@ -13,7 +13,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from keras_tfm.runtime.memory import Mapping, mappings
 
 # The size of a huge page, of x86 and ARM with base pages of 4 KiB.
 HUGE = 2 << 20
@@ -27,15 +29,6 @@ _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 
 _lock = threading.Lock()
-
-
-class _Mapping(NamedTuple):
-    """A part of a file in memory: its address, its size, where it begins in the file, the file."""
-
-    start: int
-    size: int
-    offset: int
-    inode: int
 
 
 @contextlib.contextmanager
@@ -82,18 +75,12 @@ def _are_offered() -> bool:
         return False
 
 
-def _mappings() -> list[_Mapping]:
+def _mappings() -> list[Mapping]:
     """The mapped caches in memory of this process."""
-    found = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, _, offset, _, inode, *name = line.split(maxsplit=5)
-        if name and name[0].startswith(NAME):
-            start, end = (int(x, 16) for x in addresses.split("-"))
-            found.append(_Mapping(start, end - start, int(offset, 16), int(inode)))
-    return found
+    return [x for x in mappings() if x.name.startswith(NAME)]
 
 
-def _move(mapping: _Mapping, others: list[_Mapping]) -> None:
+def _move(mapping: Mapping, others: list[Mapping]) -> None:
     """Replaces the pages of a mapping by huge ones with the same content.
 
     A chunk is copied and then takes the place of the old one in a single step of the system, so
@@ -132,7 +119,7 @@ def _move(mapping: _Mapping, others: list[_Mapping]) -> None:
             library.fallocate(descriptor, mode, left, right - left)
 
 
-def _alone(left: int, right: int, others: list[_Mapping]) -> tuple[int, int]:
+def _alone(left: int, right: int, others: list[Mapping]) -> tuple[int, int]:
     """The part of a range of a file that no other mapping has: neighbours share a page.
 
     It is empty if another mapping begins and ends within the range.

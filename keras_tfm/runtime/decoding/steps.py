@@ -9,6 +9,7 @@ from keras_tfm.runtime.checked_inputs import pad_id_of
 from keras_tfm.runtime.compiled_model import CompiledSignature
 from keras_tfm.runtime.litert_internals import Buffers
 from keras_tfm.runtime.manifest.manifest import Decode, Prefill, Signature, of_role
+from keras_tfm.runtime.memory import clear
 
 # Recurrent states cannot be rewound: those after the last steps are kept, and those at the ends of
 # the last reads, which a chat rewinds to.
@@ -250,7 +251,7 @@ class Steps:
             if key in self.known:
                 array[...] = self.known[key]
             elif array.dtype.kind == "f" and self.entries.get(key) is not array:
-                array[...] = 0  # as in `_move`
+                clear(array)  # as in `_move`
 
     def _signature(self, name: str) -> Decode | Prefill:
         return self._decodes.get(name) or self._prefills[name]
@@ -270,9 +271,8 @@ class Steps:
         x = self.entries.get(key)
         if x is None or x is cache:  # None: it is known, such as that of cross-attention
             return
-        if cache.dtype.kind == "f":
-            # Stale memory may hold NaN, and NaN times an attention weight of 0 is NaN.
-            cache[...] = 0
+        # Stale memory may hold NaN, and NaN times an attention weight of 0 is NaN.
+        clear(cache)
         columns = -self._prefix, self.position
         self._columns(key, cache, *columns)[...] = self._columns(key, x, *columns)
         self.entries = {**self.entries, key: cache}
