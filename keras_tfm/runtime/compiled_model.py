@@ -15,7 +15,7 @@ import numpy as np
 from keras_tfm.runtime.litert_internals import as_value_errors, host_memory
 from keras_tfm.runtime.manifest.manifest import Input, Signature, Tensor
 from keras_tfm.runtime.manifest.storage import import_litert
-from keras_tfm.runtime.memory import return_freed_memory
+from keras_tfm.runtime.memory import drop_pages, return_freed_memory
 
 # The dtypes that LiteRT's TensorBuffer supports.
 DTYPES = ("float32", "float16", "int32", "int8", "uint8", "bool")
@@ -76,8 +76,11 @@ class CompiledSignature:
             if freed >= _RETURNED:
                 return_freed_memory()
                 freed = 0
-        if freed:
+        if others:
             return_freed_memory()
+            if self._caches.file is not None:
+                # Each row of an embedding that was looked up is in memory with the pages around it.
+                drop_pages(self._caches.file)
 
     def _forget_buffers(self) -> None:
         """Creates new buffers at the next use; not for `__call__`."""
@@ -134,9 +137,13 @@ class CompiledSignature:
 
 
 class _Caches:
-    """The buffers of KV caches by name, shape and dtype, and the signatures that use them."""
+    """The buffers of KV caches by name, shape and dtype, and the signatures that use them.
 
-    def __init__(self) -> None:
+    `file`: the file of the model; None: it is in memory.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
         self.arrays: dict[Any, _Array] = {}
         self.users: list[CompiledSignature] = []
 
@@ -191,9 +198,11 @@ def compile_file(source: Path | bytes, threads: int, cache: Path | str | None) -
     return kind.from_file(str(source), **given)
 
 
-def signatures_of(model: Any, signatures: Mapping[str, Signature]) -> dict[str, CompiledSignature]:
-    """The signatures of a compiled model, by name; they share the buffers of KV caches."""
-    caches = _Caches()
+def signatures_of(
+    model: Any, signatures: Mapping[str, Signature], source: Path | bytes
+) -> dict[str, CompiledSignature]:
+    """The signatures of the compiled model of a file, by name; they share buffers of KV caches."""
+    caches = _Caches(source if isinstance(source, Path) else None)
     return {name: CompiledSignature(model, name, x, caches) for name, x in signatures.items()}
 
 

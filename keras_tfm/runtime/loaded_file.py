@@ -296,7 +296,7 @@ def load_signatures(
         if isinstance(source, Path):  # of its weights, packed copies are read from now on
             drop_pages(source)
         return_freed_memory()
-        return signatures_of(model, signatures)
+        return signatures_of(model, signatures, source)
     given = {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
     module = storage.import_litert("interpreter")
     kinds = module.OpResolverType

@@ -78,7 +78,7 @@ def cached_runners(
             f"no weight cache can be written to {folder}: weights are packed in memory ({error})",
             stacklevel=4,  # the caller of `runtime.load`
         )
-    return signatures_of(compile_file(source, threads, cache), signatures)
+    return signatures_of(compile_file(source, threads, cache), signatures, source)
 
 
 def _key(digest: str) -> str:
