@@ -21,7 +21,7 @@ from keras_tfm.runtime.memory import drop_pages, return_freed_memory
 DTYPES = ("float32", "float16", "int32", "int8", "uint8", "bool")
 # The path by which XNNPACK's delegate knows a cache in memory, which ends with the model.
 IN_MEMORY = ":memory"
-# Memory is returned to the system after this number of freed bytes: it takes a millisecond.
+# The number of freed bytes after which memory is returned to the system, which takes a millisecond.
 _RETURNED = 4 << 20
 
 
@@ -61,7 +61,7 @@ class CompiledSignature:
         use. Arrays of `inputs` that somebody holds stay valid, and are no inputs any more.
 
         Args:
-            copy: function of the name of a cache and its array, which writes the latter.
+            copy: function of the name of a cache and its array, which writes to the array.
         """
         own, arrays = self._cache_places(), self._caches.arrays
         others = {x for x in arrays if x[0] in own and x != own[x[0]]}
@@ -83,11 +83,10 @@ class CompiledSignature:
                 drop_pages(self._caches.file)
 
     def _forget_buffers(self) -> None:
-        """Creates new buffers at the next use; not for `__call__`."""
+        """Drops the buffers, except those of `__call__`; the next use creates them again."""
         self.version += 1
-        for name, x in vars(CompiledSignature).items():
-            if isinstance(x, functools.cached_property) and name != "_copied_inputs":
-                vars(self).pop(name, None)
+        for name in ("inputs", "_inputs", "_outputs"):
+            vars(self).pop(name, None)
 
     def _cache_places(self) -> dict[str, Any]:
         inputs = self._signature.inputs
@@ -195,7 +194,9 @@ def compile_file(source: Path | bytes, threads: int, cache: Path | str | None) -
     given = {"environment": _environment(), "options": options.Options(cpu_options=cpu)}
     if isinstance(source, bytes):
         return kind.from_buffer(source, **given)
-    return kind.from_file(str(source), **given)
+    model = kind.from_file(str(source), **given)
+    drop_pages(source)  # XNNPACK reads its packed copies of the matrices from now on
+    return model
 
 
 def signatures_of(

@@ -31,7 +31,7 @@ from keras_tfm.runtime.manifest.manifest import (
     Signature,
     of_role,
 )
-from keras_tfm.runtime.memory import drop_pages, return_freed_memory
+from keras_tfm.runtime.memory import return_freed_memory
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
 from keras_tfm.runtime.tokenizers.tokenizer import read as read_tokenizer
 from keras_tfm.runtime.weight_cache import cached_runners
@@ -293,8 +293,6 @@ def load_signatures(
                 # keeps as long as the model lives. A model that finds all packed has no buffer.
                 compile_file(source, threads, cache)
             model = compile_file(source, threads, cache or IN_MEMORY)
-        if isinstance(source, Path):  # of its weights, packed copies are read from now on
-            drop_pages(source)
         return_freed_memory()
         return signatures_of(model, signatures, source)
     given = {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}

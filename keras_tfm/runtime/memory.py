@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import mmap
+import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +38,8 @@ def mappings() -> list[Mapping]:
         OSError: the system does not say.
     """
     found = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    # In a name, any bytes but a newline.
+    for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n")[:-1]:
         addresses, permissions, offset, _, inode, *name = line.split(maxsplit=5)
         if name:
             start, end = (int(x, 16) for x in addresses.split("-"))
@@ -71,6 +73,7 @@ def clear(array: np.ndarray) -> None:
     >>> int(array.sum())
     0
     """
+    assert array.flags.c_contiguous
     data = array.reshape(-1).view(np.uint8)
     start, size, page = data.ctypes.data, data.size, mmap.PAGESIZE
     first, last = -start % page, size - (start + size) % page
@@ -88,14 +91,17 @@ def drop_pages(path: Path) -> None:
 
     Of what can be written to, such as a copy of NumPy's `memmap`, none are dropped.
     """
+    if sys.platform != "linux":
+        return
     with contextlib.suppress(OSError):
-        for x in mappings() if sys.platform == "linux" else []:
-            if x.name == str(path.resolve()) and "w" not in x.permissions:
+        name = str(path.resolve())
+        for x in mappings():
+            if x.name == name and "w" not in x.permissions:
                 _drop(x.start, x.size)
 
 
 def _drop(start: int, size: int) -> None:
-    """Linux's pages in a range of addresses are read from their file again, or are zeros."""
+    """Drops the pages of a range: they are zeros then, or are read from their file again."""
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     advise(start, size, mmap.MADV_DONTNEED)

@@ -143,6 +143,34 @@ def test_longer_caches_replace_shorter_ones_one_by_one(shared, monkeypatch):
     assert sum(x() is not None for x in arrays) == 5
 
 
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_an_error_while_caches_are_replaced_leaves_a_session_as_it_is(shared, monkeypatch, count):
+    """The entries that are in LiteRT's buffers by then are copied before others use these."""
+    create, left = CompiledSignature._create, [99]
+
+    def created(self, key, x):
+        left[0] -= x.kind == "cache"
+        if left[0] < 0:
+            raise MemoryError
+        return create(self, key, x)
+
+    model = runtime.load(written())
+    alone, session, long, short = (model.session() for _ in range(4))
+    for x in (alone, session):
+        x.append(ids(110))
+    expected = alone.generate(5).tokens.tolist()
+    long.append(ids(150, seed=2))
+    long.generate(1)  # the caches of 128 columns are freed
+    monkeypatch.setattr(CompiledSignature, "_create", created)
+    left[0] = count
+    with pytest.raises(MemoryError):
+        session.generate(5)
+    left[0] = 99
+    short.append(ids(50, seed=3))
+    short.generate(2)
+    assert session.generate(5).tokens.tolist() == expected
+
+
 def test_a_session_returns_to_shorter_caches(shared):
     model = runtime.load(written())
     session, other = model.session(), model.session()

@@ -1,5 +1,6 @@
 """Memory that is returned to the system: what is in it afterwards, and that it is returned."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_where_the_system_drops_nothing(monkeypatch):
 
 
 @on_linux
-@pytest.mark.parametrize("name", ["model.tflite", "a name with  spaces"])
+@pytest.mark.parametrize("name", ["model.tflite", "a name with  spaces", os.fsdecode(b"a\xff\x0c")])
 def test_pages_of_a_file_are_dropped_and_read_again(tmp_path, name):
     content = np.random.default_rng(0).integers(0, 256, SIZE, "uint8")
     content.tofile(tmp_path / name)
@@ -77,6 +78,16 @@ def test_what_somebody_wrote_to_a_mapped_file_stays(tmp_path, mode):
     mapped[50_000:] = 3
     drop_pages(tmp_path / "file")
     assert int(mapped.sum()) == 150_000
+
+
+@on_linux
+def test_other_mapped_files_have_any_name(tmp_path):
+    for name in (b"\xff", "\u2028".encode(), b"a\x0cb", b"a\nb", b"\r", b" "):
+        path = tmp_path / os.fsdecode(name)
+        path.write_bytes(b"x" * 5000)
+        mapped = np.memmap(path, mode="r")
+        found = [x for x in memory.mappings() if x.start == mapped.ctypes.data]
+        assert [x.size for x in found] == [8192]
 
 
 def test_a_system_that_does_not_tell_its_mappings(monkeypatch, tmp_path):

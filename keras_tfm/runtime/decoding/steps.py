@@ -233,25 +233,25 @@ class Steps:
         self._keep(buffers.run(), start, end)
 
     def _begin(self, name: str) -> "_Loaded":
-        """The buffers of a signature, without entries that are not in them already."""
+        """The buffers of a signature, ready to be loaded."""
         loaded = _Loaded(name, self._buffers(name), -self._prefix)
         self._initialize(loaded)
         return loaded
 
     def _initialize(self, loaded: "_Loaded") -> None:
-        """Writes the known arguments, and zeros elsewhere."""
+        """Moves the entries to the buffers if they fit; writes known arguments, zeros elsewhere."""
         buffers = loaded.buffers
         assert buffers is not None
         if isinstance(buffers, CompiledSignature) and self._fit_in(loaded.name):
+            self._in_buffers = True  # some of them are, if the next line is interrupted
             buffers.take_over_caches(self._move)
-            self._shared, self._in_buffers = False, True
-            self._columns_kept = self._signature(loaded.name).capacity or 0
-        loaded.version, loaded.columns = buffers.version, -self._prefix
+            self._shared, self._columns_kept = False, self._signature(loaded.name).capacity or 0
         for key, array in buffers.inputs.items():
             if key in self.known:
                 array[...] = self.known[key]
             elif array.dtype.kind == "f" and self.entries.get(key) is not array:
                 clear(array)  # as in `_move`
+        loaded.version, loaded.columns = buffers.version, -self._prefix
 
     def _signature(self, name: str) -> Decode | Prefill:
         return self._decodes.get(name) or self._prefills[name]
