@@ -72,6 +72,26 @@ def masked():
     return keras.Model(x, keras.ops.softmax(y))
 
 
+def averaged():
+    """Constants of one number, as large as the kernels, in the graph and captured by it."""
+    x = keras.Input((64,), name="x")
+    y = keras.layers.Dense(64)(x)
+    for number in (1 / 64, 1.0, 1.5, -3.0, 0.0):
+        y = keras.ops.relu(keras.ops.matmul(y, np.full((64, 64), number, "float32")) + y)
+    return keras.Model(x, keras.layers.Dense(64)(Sum()(y)))
+
+
+class Sum(keras.layers.Layer):
+    """Sums of all columns, by a product with a tensor that the layer made before."""
+
+    def __init__(self):
+        super().__init__()
+        self.ones = keras.ops.full((64, 64), 0.3)
+
+    def call(self, x):
+        return keras.ops.matmul(x, self.ones)
+
+
 def with_adapters():
     model = models.llama(131, **SIZE, num_key_value_heads=1)
     enable_lora(model, rank=2)
@@ -104,11 +124,12 @@ CASES = {
     "convolutions": (convolutions, {}),
     "parts": (parts, {}),
     "infinities": (masked, {}),
+    "constants of one number": (averaged, {}),
 }
 # Both presets of integers, and a model of each kind of weights; the others in the slow tier.
 QUICK = {
     *(("layer norms", "int8"), ("scaled", "int4"), ("convolutions", "int8")),
-    ("infinities", "float32"),
+    *(("infinities", "float32"), ("constants of one number", "int8")),
 }
 
 

@@ -172,6 +172,7 @@ def _convert(
             for number, group in enumerate(groups):
                 _log.info("tracing %s", ", ".join(signature.name for signature in group))
                 write_saved_model(model, group, folder / str(number), with_gradients=False)
+            functions = [signature.traced for signature in signatures]
         if quantization.preset == "int8_full":
             _refuse_loops(model, signatures)
 
@@ -213,7 +214,7 @@ def _convert(
                     _share(converted[-1], datas)
             result = flatbuffer.merge(converted)
             if stand_ins:
-                stand_ins.fill(result)
+                stand_ins.fill(result, functions)
             return result
 
         return quantization.apply(run_converter)

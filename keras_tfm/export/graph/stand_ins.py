@@ -220,15 +220,41 @@ class StandIns:
     def __bool__(self) -> bool:
         return bool(self.variables)
 
-    def fill(self, model: ModelT) -> None:
+    def fill(
+        self, model: ModelT, functions: Iterable[tf.types.experimental.ConcreteFunction]
+    ) -> None:
         """Replaces the stand-ins in a converted file by the weights, rounded as the file says.
 
         The weights are read when the file is written.
 
+        Args:
+            model: the file.
+            functions: what was converted, traced with the stand-ins.
+
         Raises:
             UnplacedError: a stand-in is not in the file as it was in the graph.
         """
-        _Filling(model, [*self._made.values()], self._vectors).run(self._folds_norms)
+        made = [*self._made.values()]
+        _Filling(model, made, self._vectors, functions).run(self._folds_norms)
+
+
+def constant_numbers(
+    functions: Iterable[tf.types.experimental.ConcreteFunction],
+) -> set[float]:
+    """The absolute values of the constants of graphs that are one number everywhere."""
+    found = set[float]()
+    for function in functions:
+        graph = function.graph.as_graph_def()
+        nodes = [*graph.node, *(x for inner in graph.library.function for x in inner.node_def)]
+        tensors = [x.attr["value"].tensor for x in nodes if x.op == "Const"]
+        captured = [x for x in function.captured_inputs if x.dtype == tf.float32]
+        arrays = [np.ravel(x.numpy()) for x in captured if hasattr(x, "numpy")]
+        for tensor in tensors:
+            if tensor.dtype == tf.float32.as_datatype_enum:
+                inside = np.frombuffer(tensor.tensor_content, "float32")
+                arrays.append(inside if len(inside) else np.array(tensor.float_val, "float32"))
+        found |= {abs(float(x[0])) for x in arrays if len(x) and np.all(x == x[0])}
+    return found
 
 
 def _is_oblong(shape: tuple[int, ...]) -> bool:
@@ -277,8 +303,15 @@ class _Found:
 class _Filling:
     """Finds the constants that stand for weights, and fills in the weights."""
 
-    def __init__(self, model: ModelT, stand_ins: list[StandIn], vectors: list[np.ndarray]):
+    def __init__(
+        self,
+        model: ModelT,
+        stand_ins: list[StandIn],
+        vectors: list[np.ndarray],
+        functions: Iterable[tf.types.experimental.ConcreteFunction],
+    ):
         self._model, self._stand_ins, self._vectors = model, stand_ins, vectors
+        self._functions = functions
         self._schema = import_litert("schema_py_generated")
         # By the identity of the tensor.
         self._places: dict[int, Place] = {}
@@ -286,7 +319,7 @@ class _Filling:
 
     def run(self, folds_norms: bool) -> None:
         move_fills(self._model)
-        found = self._constants()
+        found = self._without_own_constants(self._constants())
         matched = self._match(found)
         orders = self._orders(matched)
         for x, stand_in, factor in matched:
@@ -358,6 +391,16 @@ class _Filling:
                         continue
                 result.append(_Found(tensor, largest * float(step[0]), signs, size))
         return result
+
+    def _without_own_constants(self, found: list[_Found]) -> list[_Found]:
+        """Those that may stand for a weight, not a mask of the model or its matrix of ones."""
+        found = [x for x in found if 0 < x.number < np.inf]
+        numbers = np.array([x.number for x in self._stand_ins])
+        if all(np.min(np.abs(numbers / x.number - 1)) <= _PRECISION for x in found):
+            return found
+        own = np.array([*constant_numbers(self._functions)], "float64")
+        own = own[~np.isin(own, numbers)]
+        return [x for x in found if not np.any(np.abs(own / x.number - 1) <= _PRECISION)]
 
     def _match(self, found: list[_Found]) -> list[tuple[_Found, StandIn, float]]:
         """The stand-in of each constant, and the factor between them.
