@@ -42,7 +42,7 @@ class CompiledSignature:
         caches.users.append(self)
 
     @functools.cached_property
-    def _inputs(self) -> dict[str, "_Array"]:
+    def _input_arrays(self) -> dict[str, "_Array"]:
         return {key: self._input(key, x) for key, x in self._signature.inputs.items()}
 
     def _input(self, key: str, x: Input) -> "_Array":
@@ -85,7 +85,7 @@ class CompiledSignature:
     def _forget_buffers(self) -> None:
         """Drops the buffers, except those of `__call__`; the next use creates them again."""
         self.version += 1
-        for name in ("inputs", "_inputs", "_outputs"):
+        for name in ("inputs", "_input_arrays", "_output_arrays"):
             vars(self).pop(name, None)
 
     def _cache_places(self) -> dict[str, Any]:
@@ -98,18 +98,18 @@ class CompiledSignature:
         return {key: self._create(key, x) for key, x in self._signature.inputs.items()}
 
     @functools.cached_property
-    def _outputs(self) -> dict[str, "_Array"]:
+    def _output_arrays(self) -> dict[str, "_Array"]:
         create = functools.partial(self._model.create_output_buffer_by_name, self._name)
         return {key: _Array(create(key), x) for key, x in self._signature.outputs.items()}
 
     @functools.cached_property
     def inputs(self) -> dict[str, np.ndarray]:
         """The inputs by name. Writing to an array sets the input of the next `run`."""
-        return {key: x.array for key, x in self._inputs.items()}
+        return {key: x.array for key, x in self._input_arrays.items()}
 
     def run(self) -> dict[str, np.ndarray]:
         """Runs the signature. The outputs by name, valid until the next run."""
-        return self._run(self._inputs)
+        return self._run(self._input_arrays)
 
     def __call__(self, **arrays: np.ndarray) -> dict[str, np.ndarray]:
         """The outputs by name, as copies."""
@@ -124,15 +124,15 @@ class CompiledSignature:
         for x in given.values():
             x.write()
         inputs = {key: x.buffer for key, x in given.items()}
-        outputs = {key: x.buffer for key, x in self._outputs.items()}
+        outputs = {key: x.buffer for key, x in self._output_arrays.items()}
         with as_value_errors():
             self._model.run_by_name(self._name, inputs, outputs)
         if not self._has_run:  # LiteRT has planned its memory, and freed what that took
             self._has_run = True
             return_freed_memory()
-        for x in self._outputs.values():
+        for x in self._output_arrays.values():
             x.read()
-        return {key: x.array for key, x in self._outputs.items()}
+        return {key: x.array for key, x in self._output_arrays.items()}
 
 
 class _Caches:
