@@ -73,7 +73,7 @@ def masked():
 
 
 def averaged():
-    """Constants of one number, as large as the kernels, in the graph and captured by it."""
+    """Constants of one number, as large as the kernels: in a graph, captured, or computed by it."""
     x = keras.Input((64,), name="x")
     y = keras.layers.Dense(64)(x)
     for number in (1 / 64, 1.0, 1.5, -3.0, 0.0):
@@ -82,14 +82,15 @@ def averaged():
 
 
 class Sum(keras.layers.Layer):
-    """Sums of all columns, by a product with a tensor that the layer made before."""
+    """Sums of all columns, by a product with a tensor that the layer made before; and means."""
 
     def __init__(self):
         super().__init__()
         self.ones = keras.ops.full((64, 64), 0.3)
 
     def call(self, x):
-        return keras.ops.matmul(x, self.ones)
+        sums = keras.ops.matmul(x, self.ones)
+        return sums + keras.ops.matmul(x, keras.ops.ones((64, 64)) * 0.7 / 64)
 
 
 def with_adapters():

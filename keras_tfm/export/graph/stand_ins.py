@@ -17,6 +17,7 @@ from itertools import permutations
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework.tensor_pb2 import TensorProto
 
 from keras_tfm.export.graph.loop_fills import move_fills
 from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT, TensorT
@@ -239,22 +240,54 @@ class StandIns:
 
 
 def constant_numbers(
-    functions: Iterable[tf.types.experimental.ConcreteFunction],
+    functions: Iterable[tf.types.experimental.ConcreteFunction], stand_ins: Iterable[StandIn]
 ) -> set[float]:
-    """The absolute values of the constants of graphs that are one number everywhere."""
-    found = set[float]()
+    """The absolute values of the constants of graphs that are one number everywhere.
+
+    Those that a graph has, and those that it computes from constants alone, as the converter does.
+    """
+    replaced, found = {x.number for x in stand_ins}, set[float]()
     for function in functions:
-        graph = function.graph.as_graph_def()
-        nodes = [*graph.node, *(x for inner in graph.library.function for x in inner.node_def)]
+        definition = function.graph.as_graph_def()
+        nodes = [*definition.node, *(x for y in definition.library.function for x in y.node_def)]
         tensors = [x.attr["value"].tensor for x in nodes if x.op == "Const"]
         captured = [x for x in function.captured_inputs if x.dtype == tf.float32]
-        arrays = [np.ravel(x.numpy()) for x in captured if hasattr(x, "numpy")]
-        for tensor in tensors:
-            if tensor.dtype == tf.float32.as_datatype_enum:
-                inside = np.frombuffer(tensor.tensor_content, "float32")
-                arrays.append(inside if len(inside) else np.array(tensor.float_val, "float32"))
+        arrays = [*map(_numbers, tensors), *(np.ravel(x) for x in captured if hasattr(x, "numpy"))]
+        with tf.compat.v1.Session(graph=function.graph) as session:
+            arrays += [np.ravel(session.run(x)) for x in _computed(function.graph, replaced)]
         found |= {abs(float(x[0])) for x in arrays if len(x) and np.all(x == x[0])}
-    return found
+    return found - replaced
+
+
+def _numbers(tensor: TensorProto) -> np.ndarray:
+    """The numbers of a constant in float32; one if they are equal; none of other dtypes."""
+    if tensor.dtype != tf.float32.as_datatype_enum:
+        return np.empty(0, "float32")
+    inside = np.frombuffer(tensor.tensor_content, "float32")
+    return inside if len(inside) else np.array(tensor.float_val, "float32")
+
+
+def _computed(graph: tf.Graph, replaced: set[float]) -> list[tf.Tensor]:
+    """What operations compute from constants, of which none is a stand-in, for others."""
+    known, result = set[str](), []
+    for operation in graph.get_operations():
+        if operation.type == "Const":
+            first = _numbers(operation.get_attr("value"))[:1]
+            is_known = not len(first) or abs(float(first[0])) not in replaced
+        else:
+            changes = operation.op_def.is_stateful or operation.control_inputs
+            inputs = [] if changes else operation.inputs
+            is_known = len(inputs) > 0 and all(x.op.name in known for x in inputs)
+        if is_known:
+            known.add(operation.name)
+    for operation in graph.get_operations():
+        if operation.type != "Const" and operation.name in known:
+            result += [
+                x
+                for x in operation.outputs
+                if x.dtype == tf.float32 and any(y.name not in known for y in x.consumers())
+            ]
+    return result
 
 
 def _is_oblong(shape: tuple[int, ...]) -> bool:
@@ -398,8 +431,7 @@ class _Filling:
         numbers = np.array([x.number for x in self._stand_ins])
         if all(np.min(np.abs(numbers / x.number - 1)) <= _PRECISION for x in found):
             return found
-        own = np.array([*constant_numbers(self._functions)], "float64")
-        own = own[~np.isin(own, numbers)]
+        own = np.array([*constant_numbers(self._functions, self._stand_ins)], "float64")
         return [x for x in found if not np.any(np.abs(own / x.number - 1) <= _PRECISION)]
 
     def _match(self, found: list[_Found]) -> list[tuple[_Found, StandIn, float]]:
