@@ -254,7 +254,9 @@ def constant_numbers(
         captured = [x for x in function.captured_inputs if x.dtype == tf.float32]
         arrays = [*map(_numbers, tensors), *(np.ravel(x) for x in captured if hasattr(x, "numpy"))]
         with tf.compat.v1.Session(graph=function.graph) as session:
-            arrays += [np.ravel(session.run(x)) for x in _computed(function.graph, replaced)]
+            arrays += [
+                np.ravel(session.run(x)) for x in _constant_results(function.graph, replaced)
+            ]
         found |= {abs(float(x[0])) for x in arrays if len(x) and np.all(x == x[0])}
     return found - replaced
 
@@ -267,7 +269,7 @@ def _numbers(tensor: TensorProto) -> np.ndarray:
     return inside if len(inside) else np.array(tensor.float_val, "float32")
 
 
-def _computed(graph: tf.Graph, replaced: set[float]) -> list[tf.Tensor]:
+def _constant_results(graph: tf.Graph, replaced: set[float]) -> list[tf.Tensor]:
     """What operations compute from constants, of which none is a stand-in, for others."""
     known, result = set[str](), []
     for operation in graph.get_operations():
