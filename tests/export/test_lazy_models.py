@@ -66,11 +66,11 @@ def test_weights_that_no_number_stands_for_are_loaded(folder, tmp_path, monkeypa
     """As the converter then needs their values, they stay in memory."""
     lost = []
 
-    def lose(self, model):
+    def lose(self, *arguments):
         if not lost:
             lost.extend(x for x in self._made.values() if "feed_forward" in x.variable.path)
             raise conversion.UnplacedError(lost)
-        fill(self, model)
+        fill(self, *arguments)
 
     fill = StandIns.fill
     monkeypatch.setattr(StandIns, "fill", lose)
@@ -109,8 +109,8 @@ def test_a_folder_that_changes_during_the_export_leaves_nothing(folder, tmp_path
     model = load_huggingface(own, lazy=True)
     fill = StandIns.fill
 
-    def change(self, graph):
-        fill(self, graph)
+    def change(self, *arguments):
+        fill(self, *arguments)
         os.utime(own / "model.safetensors", (1, 1))
 
     monkeypatch.setattr(StandIns, "fill", change)
