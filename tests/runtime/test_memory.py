@@ -87,7 +87,7 @@ def test_other_mapped_files_have_any_name(tmp_path):
         path.write_bytes(b"x" * 5000)
         mapped = np.memmap(path, mode="r")
         found = [x for x in memory.mappings() if x.start == mapped.ctypes.data]
-        assert [x.size for x in found] == [8192]
+        assert len(found) == 1 and found[0].size >= 5000
 
 
 def test_a_system_that_does_not_tell_its_mappings(monkeypatch, tmp_path):
