@@ -182,14 +182,19 @@ def keep_kernels():
 
 @functools.cache
 def spare_graphs():
-    """Leaves out what TensorFlow does to a graph that runs only once or twice.
+    """Leaves out what TensorFlow does to a graph or a dataset that runs only once or twice.
 
-    Optimizing it, and storing the Python stack of each of its operations for messages: together a
-    quarter of the time of the tests of generation.
+    Optimizing a graph, and storing the Python stack of each of its operations for messages:
+    together a quarter of the time of the tests of generation. Tuning a dataset: the end of one that
+    a training left waits for the tuning thread, which may sleep for half a minute.
     """
     import tensorflow as tf
+    from tensorflow.python.data.ops import dataset_ops
     from tensorflow.python.util import tf_stack
 
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    dataset_ops.DatasetV2._apply_debug_options = lambda self: self.with_options(options)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     here = tf_stack.extract_stack()
     tf_stack.extract_stack = lambda stacklevel=1: here

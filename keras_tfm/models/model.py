@@ -167,8 +167,8 @@ class Model(Base):
         state = quantization_of(self)
         if state is not None:
             raise ValueError(
-                f"{self.name} is trained with {state.quantization} weights: export it with "
-                "export_tflite, or call models.disable_quantization before Keras's quantize"
+                f"{self.name} {state.statement}: export it with export_tflite, or call "
+                "models.disable_quantization before Keras's quantize"
             )
         super().quantize(*args, **kwargs)
 

@@ -120,8 +120,7 @@ def enable_quantization(
         known = quantization_of(enabled[0])
         assert known is not None
         raise ValueError(
-            f"{enabled[0].name} is trained with {known.quantization} weights already: call "
-            "disable_quantization first"
+            f"{enabled[0].name} {known.statement} already: call disable_quantization first"
         )
     if is_quantized(model):
         raise ValueError(
@@ -149,12 +148,12 @@ def _published_grids(
     Returns None for other models, and after an earlier call with activations or caches.
     """
     known = quantization_of(model)
-    if known is None or not known.is_published or known.activations or known.cache != "float32":
+    if known is None or not known.is_as_published:
         return None
     if quantization != known.quantization:
         raise ValueError(
-            f"{model.name} has the {known.quantization} grids of its checkpoint, got "
-            f"quantization={quantization!r}: call disable_quantization first"
+            f"{model.name} {known.statement}, got quantization={quantization!r}: "
+            "call disable_quantization first"
         )
     named_weights(model, keep_int8, "keep_int8")  # raises for unknown names
     return known.with_options(

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from keras_tfm.runtime.memory import Mapping, mappings
+from keras_tfm.runtime.memory import Mapping, advise, mappings
 
 # The size of a huge page, of x86 and ARM with base pages of 4 KiB.
 HUGE = 2 << 20
@@ -103,7 +103,7 @@ def _move(mapping: Mapping, others: list[Mapping]) -> None:
         if space in (None, ctypes.c_void_p(-1).value):
             raise OSError(ctypes.get_errno(), "mmap")
         copy = space + (first - space) % HUGE
-        library.madvise(space, size + HUGE, mmap.MADV_HUGEPAGE)
+        advise(space, size + HUGE, mmap.MADV_HUGEPAGE)
         ctypes.memmove(copy, first, size)
         # The system checks its limits before it drops the old pages.
         moved = library.mremap(copy, size, size, _MREMAP_MAYMOVE | _MREMAP_FIXED, first)
@@ -151,7 +151,6 @@ def _library() -> Any:
     address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     for function, types in (
         (library.mmap, [address, size, number, number, number, ctypes.c_long]),
-        (library.madvise, [address, size, number]),
         (library.mremap, [address, size, size, number, address]),
         (library.munmap, [address, size]),
         (library.fallocate, [number, number, ctypes.c_long, ctypes.c_long]),

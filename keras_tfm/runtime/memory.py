@@ -102,6 +102,11 @@ def drop_pages(path: Path) -> None:
 
 def _drop(start: int, size: int) -> None:
     """Drops the pages of a range: they are zeros then, or are read from their file again."""
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     advise(start, size, mmap.MADV_DONTNEED)
+
+
+def advise(start: int, size: int, advice: int) -> None:
+    """Tells the system how a range of memory will be used: `madvise` of the C library."""
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    function(start, size, advice)

@@ -167,7 +167,7 @@ def test_a_file_of_a_gguf_file_takes_and_gives_texts(run, tmp_path):
     assert (tmp_path / "python.tflite").stat().st_size == out.stat().st_size
     assert report.notes[-1].startswith("of the GGUF file: ")
     code, _, error = run("export", path, out, "--max-length", 32, "--quantize", "int8", "--force")
-    assert code == 1 and "trained with int4 weights, got --quantize 'int8'" in error
+    assert code == 1 and "has the int4 grids of its checkpoint, got --quantize 'int8'" in error
     code, _, error = run("import", path, tmp_path / "chat.keras")
     assert code == 0, error
 

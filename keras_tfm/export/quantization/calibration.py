@@ -154,11 +154,8 @@ def _check_published(
             "models.disable_quantization first"
         )
     if quantization != known.quantization:
-        raise ValueError(
-            f"{model.name} has the {known.quantization} grids of its checkpoint, got "
-            f"quantization={quantization!r}"
-        )
-    if known.activations or known.cache != "float32":
+        raise ValueError(f"{model.name} {known.statement}, got quantization={quantization!r}")
+    if not known.is_as_published:
         raise ValueError(
             f"{model.name} computes with rounded activations or caches already: calibrate it "
             "before enable_quantization"

@@ -252,9 +252,10 @@ def _trained_weights(
     """
     group = getattr(model, "models", None)
     for one in (group or {}).values():
-        if trained_weights(one) is not None:
+        trained = trained_weights(one)
+        if trained is not None:
             raise ValueError(
-                f"{one.name} is trained with rounded weights, got it with other models for one "
+                f"{one.name} {trained.quantization.statement}, got it with other models for one "
                 "file: export it alone, or call models.disable_quantization first"
             )
     trained = None if group else trained_weights(model)
@@ -263,9 +264,8 @@ def _trained_weights(
     known = trained.quantization
     if preset != known.quantization:
         raise ValueError(
-            f"{model.name} is trained with {known.quantization} weights, got "
-            f"quantization={preset!r}: export it with quantization={known.quantization!r}, or call "
-            "models.disable_quantization first"
+            f"{model.name} {known.statement}, got quantization={preset!r}: export it with "
+            f"quantization={known.quantization!r}, or call models.disable_quantization first"
         )
     for option, given, wanted in (
         ("keep_float", keep_float, known.keep_float),

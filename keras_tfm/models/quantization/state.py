@@ -94,6 +94,18 @@ class TrainedQuantization:
         """Whether a weight has the grid of a checkpoint."""
         return any(x.grid.scales is not None for x in self.weights)
 
+    @property
+    def is_as_published(self) -> bool:
+        """Whether weights have the grids of a checkpoint, and nothing else is rounded."""
+        return self.is_published and not self.activations and self.cache == "float32"
+
+    @property
+    def statement(self) -> str:
+        """What a message says of the model, after its name."""
+        if self.is_as_published:
+            return f"has the {self.quantization} grids of its checkpoint"
+        return f"is trained with {self.quantization} weights"
+
     def publish(self, grids: Mapping[int, Grid]) -> None:
         """Sets the grids of weights, by their number in `weights`."""
         self.weights = [
