@@ -11,7 +11,7 @@ from small_models import randomize
 from keras_tfm import models
 from keras_tfm.export import export_tflite, verify
 from keras_tfm.export.graph import stand_ins
-from keras_tfm.layers import FeedForward, TokenEmbedding
+from keras_tfm.layers import FeedForward, TokenEmbedding, TransformerDecoderBlock
 from keras_tfm.models import enable_lora
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest.storage import import_litert
@@ -93,6 +93,25 @@ class Sum(keras.layers.Layer):
         return sums + keras.ops.matmul(x, keras.ops.ones((64, 64)) * 0.7 / 64)
 
 
+def averaged_in_a_loop():
+    """Means, by a matrix as large as the kernels that the loop alone computes.
+
+    Queries are divided by 4: by another number, the converter rounds scales to another last bit.
+    """
+    source, ids = (keras.Input((None,), dtype="int32", name=name) for name in ("source", "target"))
+    context, x = (TokenEmbedding(67, 64)(y) for y in (source, ids))
+    for _ in range(2):
+        x = TransformerDecoderBlock(96, 4)(x, context)
+    return keras.Model([source, ids], keras.layers.Dense(67)(Means()(x)))
+
+
+class Means(keras.layers.Layer):
+    """A product with a matrix of one number, which the graph computes."""
+
+    def call(self, x):
+        return x + keras.ops.matmul(x, keras.ops.ones((64, 64)) * 0.7 / 64)
+
+
 def with_adapters():
     model = models.llama(131, **SIZE, num_key_value_heads=1)
     enable_lora(model, rank=2)
@@ -126,16 +145,21 @@ CASES = {
     "parts": (parts, {}),
     "infinities": (masked, {}),
     "constants of one number": (averaged, {}),
+    "constants in a loop": (
+        averaged_in_a_loop,
+        {"signatures": ["generate"], "source_length": 5, "max_length": 9, "start_id": 1},
+    ),
 }
 # Both presets of integers, and a model of each kind of weights; the others in the slow tier.
 QUICK = {
     *(("layer norms", "int8"), ("scaled", "int4"), ("convolutions", "int8")),
     *(("infinities", "float32"), ("constants of one number", "int8")),
+    ("constants in a loop", "int8"),
 }
 
 
 def contents(path):
-    """Of each graph, the kinds of operators and the constants that they read, as bytes."""
+    """Of each graph, the kinds of operators, in any order, and the constants that they read."""
     model, schema = flatbuffer.read(path.read_bytes()), import_litert("schema_py_generated")
     graphs = []
     for graph in model.subgraphs:
@@ -149,7 +173,8 @@ def contents(path):
                 scale = None if scale is None else np.asarray(scale).tobytes()
                 constants[tuple(np.ravel(tensor.shape)), tensor.type, bytes(data), scale] += 1
         codes = [model.operatorCodes[x.opcodeIndex] for x in graph.operators]
-        graphs.append(([max(x.builtinCode, x.deprecatedBuiltinCode) for x in codes], constants))
+        kinds = Counter(max(x.builtinCode, x.deprecatedBuiltinCode) for x in codes)
+        graphs.append((kinds, constants))
     return graphs
 
 
@@ -177,14 +202,17 @@ def floats(path):
         for q in ("float32", "float16", "int8", "int4")
     ],
 )
-def test_the_file_is_that_of_converted_weights(name, quantization, monkeypatch):
+def test_the_file_is_that_of_converted_weights(name, quantization, monkeypatch, caplog):
     build, arguments = CASES[name]
     model = randomize(build(), 3)
     paths = []
     for smallest in (1 << 40, 1000):
         monkeypatch.setattr(stand_ins, "SMALLEST", smallest)
         paths.append(new_path())
-        export_tflite(model, paths[-1], quantization=quantization, verify=False, **arguments)
+        with caplog.at_level("INFO", "keras_tfm.export.graph.conversion"):
+            export_tflite(model, paths[-1], quantization=quantization, verify=False, **arguments)
+    if name.startswith("constants"):
+        assert "converting again" not in caplog.text
     assert contents(paths[1]) == contents(paths[0])
     for found, wanted in zip(floats(paths[1]), floats(paths[0]), strict=True):
         for x, y in zip(found, wanted, strict=True):

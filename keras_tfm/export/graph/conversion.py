@@ -172,6 +172,9 @@ def _convert(
             for number, group in enumerate(groups):
                 _log.info("tracing %s", ", ".join(signature.name for signature in group))
                 write_saved_model(model, group, folder / str(number), with_gradients=False)
+                if stand_ins is not None:
+                    for signature in group:
+                        stand_ins.note_kept(signature.traced)
             functions = [signature.traced for signature in signatures]
         if quantization.preset == "int8_full":
             _refuse_loops(model, signatures)

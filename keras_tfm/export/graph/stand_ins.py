@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import permutations
+from itertools import groupby, permutations
 
 import keras
 import numpy as np
@@ -58,8 +58,10 @@ class StandIn:
         group: the path of the variable without numbers, with shape and columns. The converter
             arranges the axes of all weights of a group alike.
         signs: array of its shape, random -1 and 1; None: all are 1.
-        signed: the only graph that has them: of what is not one number, the converter makes many
-            copies.
+        signed: the operations that have them, in the graph that is being traced.
+        is_kept: bool, whether a graph needs one of these operations. Others do without signs then:
+            of what is not one number, the converter makes many copies. A graph that reads a weight
+            for a shape alone, such as a cache's, does not need it, and the converter drops it.
     """
 
     variable: keras.Variable
@@ -67,7 +69,8 @@ class StandIn:
     number: float
     group: tuple[object, ...]
     signs: np.ndarray | None
-    signed: object = None
+    signed: list[tf.Operation] = field(default_factory=list)
+    is_kept: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,12 +80,12 @@ class StandIn:
 
     def tensor(self) -> tf.Tensor:
         """The stand-in, in the graph that is being traced."""
-        graph = tf.compat.v1.get_default_graph()
-        self.signed = self.signed or graph
-        if self.signs is None or self.signed is not graph:
+        if self.signs is None or self.is_kept:
             # One number in the graph; the converter would compute a `tf.fill`.
             return tf.constant(self.number, tf.float32, self.shape)
-        return tf.constant(self.signs * np.float32(self.number))
+        result = tf.constant(self.signs * np.float32(self.number))
+        self.signed.append(result.op)
+        return result
 
     def values(self) -> np.ndarray:
         """The weight, a view of the variable's memory if it has some."""
@@ -218,6 +221,14 @@ class StandIns:
             self._made[key] = made
         return self._made[key]
 
+    def note_kept(self, function: tf.types.experimental.ConcreteFunction) -> None:
+        """Notes which stand-ins with signs a function needs that was traced with them."""
+        needed = _needed_operations(function.graph)
+        for x in self._made.values():
+            # A loop needs what its body reads.
+            x.is_kept |= any(op.graph is not function.graph or op.name in needed for op in x.signed)
+            x.signed.clear()
+
     def __bool__(self) -> bool:
         return bool(self.variables)
 
@@ -253,10 +264,11 @@ def constant_numbers(
         tensors = [x.attr["value"].tensor for x in nodes if x.op == "Const"]
         captured = [x for x in function.captured_inputs if x.dtype == tf.float32]
         arrays = [*map(_numbers, tensors), *(np.ravel(x) for x in captured if hasattr(x, "numpy"))]
-        with tf.compat.v1.Session(graph=function.graph) as session:
-            arrays += [
-                np.ravel(session.run(x)) for x in _constant_results(function.graph, replaced)
-            ]
+        # Those of the bodies of loops are kept by the graph.
+        bodies = [x.graph for x in function.graph._functions.values()]
+        for graph in (function.graph, *bodies):
+            with tf.compat.v1.Session(graph=graph) as session:
+                arrays += [np.ravel(session.run(x)) for x in _constant_results(graph, replaced)]
         found |= {abs(float(x[0])) for x in arrays if len(x) and np.all(x == x[0])}
     return found - replaced
 
@@ -290,6 +302,17 @@ def _constant_results(graph: tf.Graph, replaced: set[float]) -> list[tf.Tensor]:
                 if x.dtype == tf.float32 and any(y.name not in known for y in x.consumers())
             ]
     return result
+
+
+def _needed_operations(graph: tf.Graph) -> set[str]:
+    """The names of the operations that the outputs of a graph depend on."""
+    needed, waiting = set[str](), [*(x.op for x in graph.outputs), *graph.control_outputs]
+    while waiting:
+        operation = waiting.pop()
+        if operation.name not in needed:
+            needed.add(operation.name)
+            waiting += [*(x.op for x in operation.inputs), *operation.control_inputs]
+    return needed
 
 
 def _is_oblong(shape: tuple[int, ...]) -> bool:
@@ -440,7 +463,9 @@ class _Filling:
         """The stand-in of each constant, and the factor between them.
 
         A layer may multiply its weight by a number, such as 1/sqrt(head_dim); all layers of a model
-        then do, and the factor of the most constants is right.
+        then do, and the factor of the most constants is right. Of factors of as many constants, one
+        is right that gives a stand-in without a constant some: those of a table and of the output
+        layer have the same size.
         """
         votes: dict[int, list[tuple[_Found, StandIn, float]]] = {}
         for x in found:
@@ -458,12 +483,19 @@ class _Filling:
             key: [vote for other in (key, key - 1, key + 1) for vote in votes.get(other, [])]
             for key in votes
         }
-        result, done = [], set[int]()
-        for key in sorted(clusters, key=lambda key: (-len(clusters[key]), abs(key))):
-            for x, stand_in, factor in clusters[key]:
-                if id(x.tensor) not in done:
-                    done.add(id(x.tensor))
-                    result.append((x, stand_in, _exact(factor)))
+        result, done, keys = [], set[int](), dict[int, int]()
+        for _, group in groupby(
+            sorted(clusters, key=lambda key: (-len(clusters[key]), abs(key))),
+            key=lambda key: len(clusters[key]),
+        ):
+            found_here = [(key, *vote) for key in group for vote in clusters[key]]
+            for is_free in (True, False):
+                for key, x, stand_in, factor in found_here:
+                    is_other = abs(keys.get(id(stand_in), key) - key) > 1
+                    if id(x.tensor) not in done and not (is_free and is_other):
+                        done.add(id(x.tensor))
+                        keys.setdefault(id(stand_in), key)
+                        result.append((x, stand_in, _exact(factor)))
         return result
 
     def _orders(
@@ -471,7 +503,7 @@ class _Filling:
     ) -> dict[tuple[object, ...], tuple[int, ...]]:
         """The permutation of axes, by the group of a stand-in and the shape of the constant."""
         orders: dict[tuple[object, ...], set[tuple[int, ...]]] = {}
-        # A graph may be the only one with signs, and not use the weight.
+        # Only the first stand-in of a group has signs, and not in every graph.
         with_signs = {(y.group, *_shape(x.tensor)) for x, y, _ in matched if x.signs is not None}
         for x, stand_in, _ in matched:
             shape = _shape(x.tensor)
