@@ -171,10 +171,10 @@ def _convert(
         with new_traces(), quantization.tracing(), scope:
             for number, group in enumerate(groups):
                 _log.info("tracing %s", ", ".join(signature.name for signature in group))
-                write_saved_model(model, group, folder / str(number), with_gradients=False)
                 if stand_ins is not None:
                     for signature in group:
                         stand_ins.note_kept(signature.traced)
+                write_saved_model(model, group, folder / str(number), with_gradients=False)
             functions = [signature.traced for signature in signatures]
         if quantization.preset == "int8_full":
             _refuse_loops(model, signatures)
@@ -278,8 +278,8 @@ def _without_loading(path: Path, signatures: Sequence[str]) -> Iterator[None]:
 
     It does so once to look up the names of signatures, which are known, and once for the stack
     traces of operations, which no message of this package shows: a fifth of the time of an export.
-    Nor does it collect the garbage of the second time, which takes longer the more objects a
-    program has.
+    Nor does it run the garbage collector after the second, which takes longer the more objects a
+    program holds.
     """
     from tensorflow.core.framework.graph_debug_info_pb2 import GraphDebugInfo
     from tensorflow.lite.python import lite

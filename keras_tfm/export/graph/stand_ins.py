@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby, permutations
+from itertools import permutations
 
 import keras
 import numpy as np
@@ -43,6 +43,8 @@ _READ_IN_PARTS = ("positions", "table", "key_table", "value_table")
 _NUMBERS = 1 << 16
 # The relative error of a number that passed through float32, divided by 127.
 _PRECISION = 3e-7
+# How many values of vectors are compared before all are.
+_FIRST = 8
 # The relative error of a bias to which the converter added a sum over a row of a weight.
 _SUM_PRECISION = 1e-4
 
@@ -59,9 +61,10 @@ class StandIn:
             arranges the axes of all weights of a group alike.
         signs: array of its shape, random -1 and 1; None: all are 1.
         signed: the operations that have them, in the graph that is being traced.
-        is_kept: bool, whether a graph needs one of these operations. Others do without signs then:
-            of what is not one number, the converter makes many copies. A graph that reads a weight
-            for a shape alone, such as a cache's, does not need it, and the converter drops it.
+        is_kept: bool, whether a graph needs one of these operations. Graphs traced later do without
+            signs: of what is not one number, the converter makes many copies. A graph that reads a
+            weight for a shape alone, such as a cache's, does not need the operation, and the
+            converter drops it.
     """
 
     variable: keras.Variable
@@ -84,7 +87,8 @@ class StandIn:
             # One number in the graph; the converter would compute a `tf.fill`.
             return tf.constant(self.number, tf.float32, self.shape)
         result = tf.constant(self.signs * np.float32(self.number))
-        self.signed.append(result.op)
+        if not tf.executing_eagerly():
+            self.signed.append(result.op)
         return result
 
     def values(self) -> np.ndarray:
@@ -169,11 +173,12 @@ class StandIns:
             and x.name not in _READ_IN_PARTS
         ]
         self._allocate_others(unique.values())
-        self._vectors = [
+        vectors = [
             keras.ops.convert_to_numpy(x).astype("float32").ravel()
             for x in unique.values()
             if np.prod(x.shape) < SMALLEST and "float" in x.dtype
         ]
+        self._vectors = [*{x.tobytes(): x for x in vectors}.values()]
         self._made: dict[tuple[int, int, int], StandIn] = {}
         self._generator = np.random.default_rng(0)
         # Numbers with random digits are not the constants of a model by chance.
@@ -223,10 +228,9 @@ class StandIns:
 
     def note_kept(self, function: tf.types.experimental.ConcreteFunction) -> None:
         """Notes which stand-ins with signs a function needs that was traced with them."""
-        needed = _needed_operations(function.graph)
+        needed = {id(graph): _needed_operations(graph) for graph in _graphs(function)}
         for x in self._made.values():
-            # A loop needs what its body reads.
-            x.is_kept |= any(op.graph is not function.graph or op.name in needed for op in x.signed)
+            x.is_kept |= any(op.name in needed.get(id(op.graph), ()) for op in x.signed)
             x.signed.clear()
 
     def __bool__(self) -> bool:
@@ -264,11 +268,11 @@ def constant_numbers(
         tensors = [x.attr["value"].tensor for x in nodes if x.op == "Const"]
         captured = [x for x in function.captured_inputs if x.dtype == tf.float32]
         arrays = [*map(_numbers, tensors), *(np.ravel(x) for x in captured if hasattr(x, "numpy"))]
-        # Those of the bodies of loops are kept by the graph.
-        bodies = [x.graph for x in function.graph._functions.values()]
-        for graph in (function.graph, *bodies):
-            with tf.compat.v1.Session(graph=graph) as session:
-                arrays += [np.ravel(session.run(x)) for x in _constant_results(graph, replaced)]
+        for graph in _graphs(function):
+            results = _constant_results(graph, replaced)
+            if results:
+                with tf.compat.v1.Session(graph=graph) as session:
+                    arrays += map(np.ravel, session.run(results))
         found |= {abs(float(x[0])) for x in arrays if len(x) and np.all(x == x[0])}
     return found - replaced
 
@@ -302,6 +306,12 @@ def _constant_results(graph: tf.Graph, replaced: set[float]) -> list[tf.Tensor]:
                 if x.dtype == tf.float32 and any(y.name not in known for y in x.consumers())
             ]
     return result
+
+
+def _graphs(function: tf.types.experimental.ConcreteFunction) -> list[tf.Graph]:
+    """The graph of a function, and those of its loops and conditions, at any depth."""
+    inner = (getattr(x, "graph", None) for x in function.graph._functions.values())
+    return [function.graph, *(x for x in inner if x is not None)]
 
 
 def _needed_operations(graph: tf.Graph) -> set[str]:
@@ -463,9 +473,7 @@ class _Filling:
         """The stand-in of each constant, and the factor between them.
 
         A layer may multiply its weight by a number, such as 1/sqrt(head_dim); all layers of a model
-        then do, and the factor of the most constants is right. Of factors of as many constants, one
-        is right that gives a stand-in without a constant some: those of a table and of the output
-        layer have the same size.
+        then do, and the factor of the most constants is right.
         """
         votes: dict[int, list[tuple[_Found, StandIn, float]]] = {}
         for x in found:
@@ -483,19 +491,12 @@ class _Filling:
             key: [vote for other in (key, key - 1, key + 1) for vote in votes.get(other, [])]
             for key in votes
         }
-        result, done, keys = [], set[int](), dict[int, int]()
-        for _, group in groupby(
-            sorted(clusters, key=lambda key: (-len(clusters[key]), abs(key))),
-            key=lambda key: len(clusters[key]),
-        ):
-            found_here = [(key, *vote) for key in group for vote in clusters[key]]
-            for is_free in (True, False):
-                for key, x, stand_in, factor in found_here:
-                    is_other = abs(keys.get(id(stand_in), key) - key) > 1
-                    if id(x.tensor) not in done and not (is_free and is_other):
-                        done.add(id(x.tensor))
-                        keys.setdefault(id(stand_in), key)
-                        result.append((x, stand_in, _exact(factor)))
+        result, done = [], set[int]()
+        for key in sorted(clusters, key=lambda key: (-len(clusters[key]), abs(key))):
+            for x, stand_in, factor in clusters[key]:
+                if id(x.tensor) not in done:
+                    done.add(id(x.tensor))
+                    result.append((x, stand_in, _exact(factor)))
         return result
 
     def _orders(
@@ -573,15 +574,18 @@ class _Filling:
         if not np.any(bias) or any(np.array_equal(bias, x) for x in own):
             return bias
         width = int(np.prod(place.stand_in.shape)) // bias.size
+        before = np.stack([np.zeros_like(bias), *own])
         results: list[np.ndarray] = []
         for added in [x for x in self._vectors if x.size == width and np.any(x)]:
             shift = place.product(added)
             left = bias - shift
             limit = _SUM_PRECISION * max(np.abs(shift).max(), np.abs(bias).max())
-            for before in (np.zeros_like(bias), *own):
-                if np.all(np.abs(left - before) <= limit):
+            # The first values tell nearly all vectors apart.
+            similar = np.abs(left[:_FIRST] - before[:, :_FIRST]).max(axis=1) <= limit
+            for x in before[similar]:
+                if np.all(np.abs(left - x) <= limit):
                     rows = place.scale(place.array((bias.size, width)))
-                    results.append(before + rows @ added)
+                    results.append(x + rows @ added)
         if not results or any(not np.array_equal(x, results[0]) for x in results[1:]):
             return None
         return results[0].astype("float32")
