@@ -37,6 +37,8 @@ SMALLEST = 1 << 16
 # memory. Other weights of more values are converted as they are.
 _LARGEST_WITH_SIGNS = 1 << 24
 _LARGEST_OF_ANY_SHAPE = 1 << 18
+# Up to this many values, signs are in a loop and in the graph around it, which may not need them.
+_LARGEST_SIGNED_TWICE = 1 << 21
 # Names of tables of positions, of which graphs have rows: these would be converted twice.
 _READ_IN_PARTS = ("positions", "table", "key_table", "value_table")
 # How many numbers there are.
@@ -83,7 +85,10 @@ class StandIn:
 
     def tensor(self) -> tf.Tensor:
         """The stand-in, in the graph that is being traced."""
-        if self.signs is None or self.is_kept:
+        graph = tf.compat.v1.get_default_graph()
+        is_second = any(x.graph is not graph for x in self.signed)
+        is_large = self.signs is not None and self.signs.size > _LARGEST_SIGNED_TWICE
+        if self.signs is None or self.is_kept or (is_second and is_large):
             # One number in the graph; the converter would compute a `tf.fill`.
             return tf.constant(self.number, tf.float32, self.shape)
         result = tf.constant(self.signs * np.float32(self.number))
