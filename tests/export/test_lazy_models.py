@@ -1,5 +1,6 @@
 """Exports of models whose large weights stay in their folder."""
 
+import gc
 import os
 
 import numpy as np
@@ -121,18 +122,22 @@ def test_a_folder_that_changes_during_the_export_leaves_nothing(folder, tmp_path
 
 
 def test_the_converter_loads_no_saved_model_in_python(tmp_path, monkeypatch):
-    """`lite._load` is private: this fails when TensorFlow loads in another way."""
+    """Nor collects its garbage.
+
+    `lite._load` and `lite.gc` are private: this fails when TensorFlow does either in another way.
+    """
     from tensorflow.lite.python import lite
     from tensorflow.python.saved_model import load as saved_model
 
     def refuse(*args, **options):
         raise AssertionError("a SavedModel was loaded")
 
-    before = lite._load
+    before, collected = lite._load, []
+    monkeypatch.setattr(gc, "collect", lambda *x: collected.append(x))
     monkeypatch.setattr(saved_model.Loader, "__init__", refuse)
     model = randomize(models.llama(31, dim=16, num_layers=1, num_heads=2, intermediate_dim=24))
     export_tflite(model, tmp_path / "model.tflite", verify=False, **STEPS)
-    assert lite._load is before
+    assert lite._load is before and lite.gc is gc and not collected
     # One that another thread converts is loaded as always.
     another = str(tmp_path / "another")
     with (

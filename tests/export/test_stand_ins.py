@@ -226,6 +226,16 @@ def test_the_file_is_that_of_converted_weights(name, quantization, monkeypatch, 
     verify(model, paths[1])
 
 
+def test_signs_of_large_weights_are_not_in_a_loop_too(monkeypatch, caplog):
+    """The graph around it does not need them, so square weights are converted as they are."""
+    monkeypatch.setattr(stand_ins, "SMALLEST", 1000)
+    monkeypatch.setattr(stand_ins, "_LARGEST_SIGNED_TWICE", 1000)
+    build, arguments = CASES["constants in a loop"]
+    with caplog.at_level("INFO", "keras_tfm.export.graph.conversion"):
+        export_tflite(randomize(build(), 0), new_path(), **arguments)
+    assert "converting again" in caplog.text
+
+
 def test_weights_that_cannot_be_placed_are_converted(monkeypatch, caplog):
     monkeypatch.setattr(stand_ins, "SMALLEST", 1000)
     model = randomize(parts(), 0)

@@ -232,7 +232,7 @@ class StandIns:
         return self._made[key]
 
     def note_kept(self, function: tf.types.experimental.ConcreteFunction) -> None:
-        """Notes which stand-ins with signs a function needs that was traced with them."""
+        """Marks the stand-ins whose signs are in operations that a traced function needs."""
         needed = {id(graph): _needed_operations(graph) for graph in _graphs(function)}
         for x in self._made.values():
             x.is_kept |= any(op.name in needed.get(id(op.graph), ()) for op in x.signed)
@@ -315,6 +315,7 @@ def _constant_results(graph: tf.Graph, replaced: set[float]) -> list[tf.Tensor]:
 
 def _graphs(function: tf.types.experimental.ConcreteFunction) -> list[tf.Graph]:
     """The graph of a function, and those of its loops and conditions, at any depth."""
+    # Private: TensorFlow has no other list of them.
     inner = (getattr(x, "graph", None) for x in function.graph._functions.values())
     return [function.graph, *(x for x in inner if x is not None)]
 
