@@ -59,6 +59,7 @@ if sys.version_info < (3, 12):  # which does so itself; TensorFlow asks at each 
     typing._get_protocol_attrs = functools.cache(typing._get_protocol_attrs)
 # XLA without its optimizations: what it compiles here runs only once or twice.
 XLA_UNOPTIMIZED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+SLOW = TESTS / "slow.txt"  # written by .ci/tiers.py
 NOT_FAST = ("xla", "fit", "jit", "keras_file")  # in a test's name or its parameters
 
 
@@ -104,7 +105,8 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    mark_slow_cases(config, items)
+    if not config.getoption("measure", None):  # which chooses anew
+        mark_slow(items)
     if config.option.without:
         known = {*Path(config.option.without).read_text().splitlines()}
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in known])
@@ -116,28 +118,12 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("fast")
 
 
-def mark_slow_cases(config, items):
-    """Puts parameters into the slow tier: `slow_cases(*ids)` those named, `but=ids` all others.
-
-    They make the same statement and run no line of the package that other tests of the default
-    tier do not run. An unknown name is an error, as it would move a test unseen.
-    """
-    by_function = {}
+def mark_slow(items):
+    """Puts the tests of `slow.txt` into the slow tier."""
+    listed = {*SLOW.read_text().splitlines()}
     for item in items:
-        if item.get_closest_marker("slow_cases"):
-            case = item.name.removeprefix(item.originalname)[1:-1]
-            by_function.setdefault((item.path, item.originalname), {})[case] = item
-    for cases in by_function.values():
-        item = next(iter(cases.values()))
-        marker = item.get_closest_marker("slow_cases")
-        but = marker.kwargs.get("but", ())
-        unknown = {*marker.args, *but} - {*cases}
-        is_whole = not any("[" in x for x in config.args) and not config.getoption("lf", False)
-        if unknown and is_whole:
-            raise pytest.UsageError(f"{item.nodeid}: slow_cases names no cases: {unknown}")
-        for name in set(marker.args) if marker.args else {*cases} - {*but}:
-            if name in cases:
-                cases[name].add_marker("slow")
+        if item.nodeid in listed or item.nodeid.split("[")[0] in listed:
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures

@@ -36,6 +36,7 @@ def file_path():
     return small_file().path
 
 
+@pytest.mark.default
 def test_export_verifies_reports_and_tells_each_step(run, model_path, tmp_path):
     code, out, err = run(
         *("export", model_path, tmp_path / "small.tflite", "--quantize", "int8"),

@@ -13,6 +13,7 @@ import pytest
 
 import keras_tfm
 
+pytestmark = pytest.mark.default  # about texts and sources: no branch shows what it notices
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 GUIDES = [

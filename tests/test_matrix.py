@@ -47,6 +47,7 @@ def test_the_page_has_every_layer_of_the_library():
     assert [name for name in sorted(names) if not re.search(rf"`.*\b{name}\b.*`", page)] == []
 
 
+@pytest.mark.default
 @pytest.mark.parametrize(
     ("group", "name"),
     [pytest.param(*row, marks=[pytest.mark.slow] * (row[1] not in QUICK)) for row in ROWS],

@@ -11,6 +11,7 @@ from execution import tensorflow_only
 from keras_tfm import models
 from keras_tfm.model_types import KINDS, MODEL_TYPES
 
+pytestmark = pytest.mark.default  # about texts and sources: no branch shows what it notices
 ROOT = Path(__file__).parent.parent
 
 

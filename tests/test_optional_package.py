@@ -41,6 +41,7 @@ def calls():
                 yield path.name, packages, extra
 
 
+@pytest.mark.default
 def test_each_extra_that_an_error_names_has_the_packages():
     found = list(calls())
     assert len(found) > 15

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import structure
 
+pytestmark = pytest.mark.default  # about texts and sources: no branch shows what it notices
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "keras_tfm"
 LARGEST_FOLDER = 20

@@ -49,7 +49,6 @@ def order(matrix, heads):
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
-@pytest.mark.slow_cases(but=["gemma3"])
 def test_every_integer_of_a_q4_0_file(kind, tmp_path):
     """q where the scale is positive; where it is negative, -q - 1 or, without -8, -q."""
     path = tmp_path / "model.gguf"

@@ -374,7 +374,6 @@ def test_models_without_separate_adapters(tmp_path):
 
 
 @pytest.mark.parametrize("preset", ["float32", "int8", "int4"])
-@pytest.mark.slow_cases(but=["int4"])
 def test_merged_adapters_take_no_room(preset, tmp_path):
     """Each kernel is rounded, also those of gated networks, of which the graph takes columns."""
     model = decoder()
@@ -391,7 +390,6 @@ def test_merged_adapters_take_no_room(preset, tmp_path):
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("option", ["keep_float", "keep_int8"])
-@pytest.mark.slow_cases(but=["keep_float-True", "keep_int8-False"])
 def test_layers_that_keep_more_bits(option, apart, tmp_path):
     """They are found whether or not their kernels in the file have the adapters added."""
     model = decoder()

@@ -101,6 +101,7 @@ def test_what_is_no_normalization_stays(name):
     assert operators(with_rms_norms(content)) == operators(content)
 
 
+@pytest.mark.default
 def test_a_language_model(tmp_path):
     """Two blocks have five normalizations, of other shapes in each signature."""
     model = randomize(models.llama(13, dim=8, num_layers=2, num_heads=2, intermediate_dim=12))

@@ -70,6 +70,7 @@ def test_the_encoder_returns_rounded_keys_and_values():
     assert np.abs(found[name]).max() == 127
 
 
+@pytest.mark.default
 def test_a_quarter_of_the_bytes():
     def size(model):
         specs = model.signatures["decode"]["inputs"].values()
@@ -203,6 +204,7 @@ def operators_of(graph, model):
     return [(names[codes[x.opcodeIndex]], x) for x in graph.operators]
 
 
+@pytest.mark.default
 def test_xnnpack_multiplies_the_caches_as_they_are():
     """In a loop and in "decode": a DEQUANTIZE that one product reads, not transposed; no CAST."""
     content = Path(writer().path).read_bytes()

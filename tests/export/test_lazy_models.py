@@ -121,6 +121,7 @@ def test_a_folder_that_changes_during_the_export_leaves_nothing(folder, tmp_path
     assert [x.name for x in tmp_path.iterdir()] == ["folder"]
 
 
+@pytest.mark.default
 def test_the_converter_loads_no_saved_model_in_python(tmp_path, monkeypatch):
     """Nor collects its garbage.
 

@@ -111,6 +111,7 @@ def shared():
     return dict(zip(("vectors", "classes"), map(randomize, made), strict=True))
 
 
+@pytest.mark.default
 @pytest.mark.parametrize(
     "quantization",
     [*(pytest.param(x, marks=pytest.mark.slow) for x in ("float32", "float16", "int8")), "int4"],

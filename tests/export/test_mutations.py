@@ -17,6 +17,7 @@ SOME = {
 }
 
 
+@pytest.mark.default
 @pytest.mark.parametrize(
     ("name", "preset"),
     [pytest.param(*x, marks=[pytest.mark.slow] * (x[1] != "int4")) for x in SOME],

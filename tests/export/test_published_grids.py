@@ -113,6 +113,7 @@ def test_both_forms_of_the_rounding_are_equal(bits, seed):
         assert np.all((error <= 0.501 * step) | (found == lowest) | (found == highest))
 
 
+@pytest.mark.default
 @pytest.mark.parametrize(
     ("bits", "has_offsets"),
     [

@@ -196,7 +196,6 @@ def table_sizes(report, size):
 
 
 @pytest.mark.parametrize("preset", ["float32", "float16", "int8", "int4"])
-@pytest.mark.slow_cases(but=["int8", "int4"])
 def test_it_is_as_near_to_keras_as_its_weights(preset):
     low, high = ERRORS[preset]
     inputs, expected = questions()

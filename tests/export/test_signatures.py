@@ -81,6 +81,7 @@ def test_inputs_in_any_order_have_their_own_shape_and_type():
     assert outputs["output"].shape == (1, 5, 7)
 
 
+@pytest.mark.default
 def test_generate_answers_as_keras():
     (generate,) = made(batch_size=len(SOURCES))
     tokens = tf.function(generate.function)({"source": SOURCES})["tokens"].numpy()

@@ -54,6 +54,7 @@ LENGTHS = {"source_length": SOURCE_LENGTH, "max_length": MAX_LENGTH, "start_id":
 # What it answers
 
 
+@pytest.mark.default
 @pytest.mark.parametrize(
     ("options", "signatures"),
     first_of(
@@ -81,6 +82,7 @@ def test_rows_of_one_call_end_at_different_steps():
     assert report.signatures["generate"]["inputs"]["source"]["shape"] == [2, SOURCE_LENGTH]
 
 
+@pytest.mark.default
 def test_predict_answers_as_keras():
     targets = np.random.default_rng(2).integers(1, TARGET_SIZE, (len(SOURCES), MAX_LENGTH))
     targets[1, 4:] = 0
@@ -265,6 +267,7 @@ def test_mixed_precision_is_exported_in_float32(tmp_path, dtype, everywhere):
     assert names & {path.split("/")[0] for path in report.layers}
 
 
+@pytest.mark.default
 def test_export_leaves_training_alone(tmp_path):
     """A step, an export, a step: the weights of two steps."""
     rng = np.random.default_rng(5)

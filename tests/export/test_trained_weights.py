@@ -53,6 +53,7 @@ def grid_values(model):
     }
 
 
+@pytest.mark.default
 @pytest.mark.parametrize("quantization", first_of(["int4", "int8"]))
 def test_the_file_holds_the_trained_grid(quantization, tmp_path):
     """Bit for bit; no weight is left in float32; the graph in float32 has float errors."""
@@ -150,16 +151,6 @@ def products(kind):
 @pytest.mark.parametrize(
     "kind", ["einsum", "convolution", "keras", "norms last", "norms first", "unequal parts"]
 )
-@pytest.mark.slow_cases(
-    but=[
-        "einsum-int8",
-        "convolution-int8",
-        "keras-int4",
-        "norms last-int4",
-        "norms first-int8",
-        "unequal parts-int4",
-    ]
-)
 def test_a_file_computes_what_a_model_with_rounded_activations_does(kind, quantization, tmp_path):
     """XNNPACK's own rows: no bias or beta of a layer before is moved behind the product."""
     keras.utils.set_random_seed(0)
@@ -214,6 +205,7 @@ def test_int8_caches(activations, tmp_path):
     assert report.verification.checks[0].graph_error <= 1e-4
 
 
+@pytest.mark.default
 def test_a_wrong_weight_is_found(tmp_path, monkeypatch):
     """The file's own weights are compared with the model's, not those nearest to them."""
     model = randomize(gpt())

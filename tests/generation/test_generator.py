@@ -68,6 +68,7 @@ def assert_generated(generated, expected):
     np.testing.assert_allclose(generated.scores, scores, rtol=0.0, atol=SCORE)
 
 
+@pytest.mark.default
 def test_greedy_is_brute_force_whatever_the_padding(model, generator):
     expected = expect(model)
     rows = [tokens for tokens, _, _ in expected]
@@ -253,6 +254,7 @@ def test_the_builder_has_tied_logits(shared):
     assert_generated(generate(model, SOURCES, MAX_LENGTH, START), expect(model))
 
 
+@pytest.mark.default
 def test_weights_that_change_are_seen():
     """As when a generator is made before training, or kept through it."""
     model = encoder_decoder()

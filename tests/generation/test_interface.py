@@ -57,7 +57,6 @@ def test_each_name_has_its_own_tensor(model):
     assert set(inputs) == {"source", "target"}
 
 
-@pytest.mark.slow_cases(but=["dict in another order"])
 def test_a_model_generates_whatever_its_structure(model):
     prompt = [START, 12]  # 12 is in the target's vocabulary alone
     expected = brute_force(encoder_decoder(), unpadded(SOURCES[0]), prompt, 5)[0]

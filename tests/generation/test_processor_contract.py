@@ -137,6 +137,7 @@ def test_what_a_processor_promises_holds(model, strategy, kind):
     assert all(holds(row, len(PROMPTS[i]), i) for i, row in found)
 
 
+@pytest.mark.default
 def test_it_does_not_hold_without_the_processors(model):
     found = [*rows_of(model, Greedy()), *rows_of(model, Sample(seed=1, hypotheses=2))]
     for kind, (_, holds) in KINDS.items():

@@ -186,7 +186,6 @@ def greedy(model, prompt, length):
 
 
 @some_mixers
-@pytest.mark.slow_cases("DepthwiseConv1D")
 def test_greedy_tokens_are_those_of_full_passes(mixer):
     model = decoder(mixer)
     for length in (1, 3):
@@ -194,7 +193,6 @@ def test_greedy_tokens_are_those_of_full_passes(mixer):
 
 
 @some_mixers
-@pytest.mark.slow_cases(but=["custom"])
 def test_rows_of_different_lengths_generate_as_alone(mixer):
     model = decoder(mixer)
     rows = [[3, 4], [5, 6, 7, 8, 9], [2]]
@@ -204,7 +202,6 @@ def test_rows_of_different_lengths_generate_as_alone(mixer):
 
 
 @some_mixers
-@pytest.mark.slow_cases(but=["custom"])
 def test_beams_are_those_of_a_search_by_full_passes(mixer):
     model, prompt, width = decoder(mixer), ids(1, 3), 3
     hypotheses = [(0.0, prompt[0].tolist())]

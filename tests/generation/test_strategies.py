@@ -481,6 +481,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.default
 @pytest.mark.parametrize(
     ("strategy", "limit"),
     [

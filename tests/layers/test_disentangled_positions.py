@@ -230,6 +230,7 @@ def test_a_model_composed_by_hand_learns_an_order():
     assert history.history["loss"][-1] < 0.1
 
 
+@pytest.mark.default
 @tensorflow_only
 def test_a_model_composed_by_hand_is_one_partition_in_its_file(tmp_path):
     from keras_tfm.export import export_tflite

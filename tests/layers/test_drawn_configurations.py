@@ -162,6 +162,7 @@ def context():
     return np.random.default_rng(1).normal(size=(B, S, 7)).astype("float32")
 
 
+@pytest.mark.default
 @drawn
 @given(options=heads(), causal=st.booleans())
 def test_self_attention(x, options, causal):
@@ -170,12 +171,14 @@ def test_self_attention(x, options, causal):
     check(made(MultiHeadSelfAttention, options, causal=causal), x, steps=causal)
 
 
+@pytest.mark.default
 @drawn
 @given(options=blocks())
 def test_encoder_block(x, options):
     check(made(encoder_block, options), x, steps=False)
 
 
+@pytest.mark.default
 @drawn
 @given(options=blocks(), cross=st.booleans())
 def test_decoder_block(x, context, options, cross):

@@ -164,6 +164,7 @@ def test_a_row_is_the_same_behind_padding():
     assert_close(layer(broken, mask=MASK)[1:, 4:], padded[1:, 4:], FLOAT32)
 
 
+@pytest.mark.default
 @tensorflow_only
 def test_memory_grows_with_the_tokens():
     """No tensor of the graph, forward or backward, has a number of elements for each pair."""

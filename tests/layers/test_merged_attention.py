@@ -152,7 +152,6 @@ SCOPES = {
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.slow_cases(but=["None-True-xla", "3-False-write first", "None-False-int8"])
 def test_steps_are_a_full_pass(x, context, scope, masked, window):
     """With the context in the first step alone, and a second block of the same scope."""
     first, second = block(window=window), block(window=window)

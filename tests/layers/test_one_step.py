@@ -81,6 +81,7 @@ def test_a_step_crosses_few_files_and_never_calls_back(x):
     assert not files.back, "\n".join(files.back)
 
 
+@pytest.mark.default
 def test_a_token_of_a_llama_crosses_few_files():
     """Each a page that somebody reads who follows a token; KerasHub's step: 11 files, 24."""
     model = llama(31, dim=8, num_layers=1, num_heads=2, num_key_value_heads=1, intermediate_dim=7)

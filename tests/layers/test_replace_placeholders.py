@@ -112,7 +112,6 @@ def test_the_mask_is_that_of_the_embeddings():
 
 @pytest.mark.parametrize("cuts", [(1, 2, 3, 4, 5, 6, 7, 8, 9), (3, 4, 9), (9,), (8, 9)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"xla": True}, {"write_first": True}], ids=str)
-@pytest.mark.slow_cases(but=["{}-(3, 4, 9)", "{'write_first': True}-(8, 9)"])
 def test_steps_equal_the_full_pass(cuts, options):
     model = decoder()
     whole = model({"features": FEATURES, "target": TOKENS})
@@ -146,7 +145,6 @@ def test_caches_in_int8_count_exactly():
 
 
 @pytest.mark.parametrize("strategy", [None, Beam(3)], ids=["greedy", "beam"])
-@pytest.mark.slow_cases(but=["greedy"])
 def test_generation_equals_full_passes(strategy):
     """Prompts of different lengths, and an image token that is generated is only a token."""
     model = decoder()

@@ -138,7 +138,6 @@ def test_a_shared_part_is_shared_in_the_copy(name, copy, tmp_path):
 
 
 @every_model
-@pytest.mark.slow_cases(but=["t5", "composed by hand"])
 def test_a_copy_shares_nothing_with_the_model(name):
     model = MODELS[name]()
     first, second = (keras.models.clone_model(model) for _ in range(2))

@@ -99,6 +99,7 @@ def test_embeddings_of_padding_do_not_reach_the_convolution(kernel_size):
 # Its file
 
 
+@pytest.mark.default
 @tensorflow_only
 @pytest.mark.parametrize(
     ("name", "quantization"),

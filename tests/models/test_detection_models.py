@@ -81,6 +81,7 @@ def test_boxes_are_float32_under_mixed_precision():
     assert np.all((boxes > 0) & (boxes < 1))
 
 
+@pytest.mark.default
 @tensorflow_only
 def test_every_weight_of_detr_learns():
     rng = np.random.default_rng(0)

@@ -86,6 +86,7 @@ def expected_of(inputs, w, given, b):
     }
 
 
+@pytest.mark.default
 def test_equals_the_float64_reference():
     model = randomize(models.evoformer(**WHOLE))
     w, found = weights_of(model), model(INPUTS)

@@ -85,7 +85,6 @@ def test_tied_tables_are_rounded_once_and_kept_layers_are_not():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16", "bfloat16"])
-@pytest.mark.slow_cases(but=["float32"])
 def test_every_call_has_rounded_weights(dtype):
     model = gpt(dtype=dtype)
     exact = to_numpy(model(IDS))
@@ -322,7 +321,6 @@ def test_gradients_accumulate():
 
 
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "bfloat16"])
-@pytest.mark.slow_cases(but=["mixed_float16"])
 def test_half_precision_trains(dtype):
     model = gpt(dtype=dtype)
     models.enable_quantization(model, "int4", activations=True, cache="int8")

@@ -130,6 +130,7 @@ def test_the_output_is_tied_to_the_target_and_has_no_bias(share):
 # Masks
 
 
+@pytest.mark.default
 @norm_position
 def test_the_future_does_not_change_the_past(first):
     model = small(normalize_first=first)
@@ -418,7 +419,6 @@ def widths(dim, num_heads):
         (213, SIZES["big"]),
     ],
 )
-@pytest.mark.slow_cases(but=["65-options0"])
 def test_the_parameters_of_table_3(millions, options):
     """The paper does not say what it counts; a shared vocabulary of 37,000 comes within 7 %.
 

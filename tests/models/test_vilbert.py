@@ -74,6 +74,7 @@ def weights_of(model):
     return found
 
 
+@pytest.mark.default
 @pytest.mark.parametrize(
     "options",
     [

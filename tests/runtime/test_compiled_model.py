@@ -47,6 +47,7 @@ def test_packed_weights_without_a_file_in_memory(shared, monkeypatch, memory_fil
         assert used == [compiled_model.IN_MEMORY]
 
 
+@pytest.mark.default
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's huge pages")
 def test_packed_weights_of_a_large_file_are_in_huge_pages(monkeypatch, tmp_path):
     """The names that XNNPACK's delegate gives to its memory are those that are looked for."""

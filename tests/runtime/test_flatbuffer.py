@@ -114,6 +114,7 @@ def test_equal_constants_are_stored_once(path):
     assert same == [(1, 0), (3, 2), (6, 5)]
 
 
+@pytest.mark.default
 def test_lazy_constants_are_never_in_memory_as_a_whole(path, manifest, tmp_path):
     model, whole = plain(path), 64 * MEGABYTES
     constant(model, LazyBytes(whole, lambda: (np.full(MEGABYTES, i, "uint8") for i in range(64))))

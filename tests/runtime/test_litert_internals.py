@@ -93,6 +93,7 @@ def private_attributes(path):
             yield node.value  # getattr(x, "_tab"), hasattr
 
 
+@pytest.mark.default
 def test_they_stand_in_one_file():
     names = {x for x in private_attributes(OWN) if re.fullmatch(r"_[a-z_]+", x)}
     assert names >= {"_tab", "_get_ops_details", "_interpreter_wrapper", "_subgraph_index"}

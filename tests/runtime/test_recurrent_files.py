@@ -167,7 +167,6 @@ def test_tokens_in_chunks_equal_one_pass(sizes, name):
 
 
 @every_model
-@pytest.mark.slow_cases(but=["hybrid"])
 def test_a_session_is_rewound_forked_saved_and_restored(name, tmp_path):
     file, model = load(file_of(name).path), MODELS[name]()
     session = file.session()

@@ -84,6 +84,7 @@ def test_probabilities_are_those_of_transformers(options):
     np.testing.assert_allclose(found, wanted, rtol=0.0, atol=FLOAT32)
 
 
+@pytest.mark.default
 def test_samples_have_these_probabilities():
     """A chi-square test of 200,000 samples, each option with its own seed."""
     stats = pytest.importorskip("scipy.stats")

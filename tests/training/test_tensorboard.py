@@ -86,6 +86,7 @@ def test_by_the_epoch_and_without_what_counts_tokens(tmp_path):
     assert not [tag for tag in tags if "tokens" in tag or tag.startswith(("batch", "attention"))]
 
 
+@pytest.mark.default
 def test_training_is_the_same_with_it(tmp_path):
     first, second = tagger(), tagger()
     second.set_weights(first.get_weights())

@@ -158,6 +158,7 @@ def test_mixed_float16_leaves_steps_out_by_itself_until_the_loss_is_bad():
         model.fit(x, y, callbacks=[TerminateOnNaN()], verbose=0)
 
 
+@pytest.mark.default
 def test_training_is_the_same_with_it_and_goes_on_without_it():
     x, y = rows()
     first, second = regression(), regression()

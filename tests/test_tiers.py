@@ -1,0 +1,115 @@
+"""Which tests .ci/tiers.py puts into the slow tier, and what `slow.txt` names."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiers
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = """
+import subprocess, sys, pytest
+from keras_tfm.arguments import check_integer
+
+@pytest.mark.default
+def test_kept():
+    pass
+
+def test_a_child():
+    subprocess.run([sys.executable, "-c", "import numpy"])
+
+@pytest.mark.parametrize("optional", [True, False])
+def test_branches(optional):
+    check_integer("count", None if optional else 3, optional=optional)
+
+def test_fails():
+    assert False
+"""
+
+
+def measured(name, seconds, branches, stays=False):
+    return tiers.Test(f"tests/test_x.py::{name}", seconds, stays, np.array(branches, int))
+
+
+def slow(*tests):
+    """The names of the slow ones, without the file."""
+    return [x.name.split("::")[1] for x in tiers.choose([*tests])]
+
+
+def test_quick_tests_stay():
+    seconds = tiers.QUICK - 0.01
+    assert slow(measured("a", seconds, [0]), measured("b", seconds, [0])) == []
+
+
+def test_of_two_that_run_a_branch_the_cheaper_stays():
+    assert slow(measured("a", 9, [0, 1]), measured("b", 8, [0, 1])) == ["a"]
+
+
+def test_the_one_with_more_branches_a_second_stays():
+    tests = [measured("a", 5, [0, 1, 2, 3]), measured("b", 4, [0, 1]), measured("c", 4, [2, 3])]
+    assert slow(*tests) == ["b", "c"]
+
+
+def test_a_branch_of_its_own_keeps_a_test_however_long_it_takes():
+    assert slow(measured("a", 5, [0, 1]), measured("b", 500, [1, 2])) == []
+
+
+def test_branches_of_quick_tests_are_run_by_them():
+    quick = measured("a", 0.01, [0, 1])
+    assert slow(quick, measured("b", 5, [0]), measured("c", 5, [1, 2])) == ["b"]
+
+
+def test_what_stays_whatever_it_runs():
+    tests = [measured("a", 5, [0]), measured("b", 6, [0], stays=True), measured("c", 7, [0])]
+    assert slow(*tests) == ["a", "c"]
+
+
+def test_the_tests_of_the_mutants_stay():
+    name = "tests/layers/test_masks.py::test_x"
+    tests = [measured("a", 5, [0]), tiers.Test(name, 50, False, np.array([0]))]
+    assert slow(*tests) == ["a"]
+
+
+def test_lines_name_cases_or_whole_functions():
+    tests = [measured(x, 5, []) for x in ("a[1]", "a[2]", "b[1]", "b[2]", "c")]
+    lines = tiers.lines(tests, [tests[0], tests[1], tests[2], tests[4]])
+    assert lines == [f"tests/test_x.py::{x}" for x in ("a", "b[1]", "c")]
+
+
+def test_what_was_measured_is_read(tmp_path):
+    """In a process of its own, as coverage is of a process."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = default")
+    (tmp_path / "test_x.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "pytest", "-p", "tiers", "--measure=measured"]
+    paths = os.pathsep.join((f"{ROOT}/.ci", str(ROOT)))
+    ended = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True
+    )
+    assert ended.returncode == 1, ended.stdout.decode()  # one test fails
+    tests = {x.name.split("::")[1]: x for x in tiers.read(tmp_path / "measured")}
+    assert [*tests] == ["test_kept", "test_a_child", "test_branches[True]", "test_branches[False]"]
+    assert [x.stays for x in tests.values()] == [True, True, False, False]
+    none, child, short, long = (set(x.branches) for x in tests.values())
+    assert none == child == set()
+    assert short - long and long - short  # each leaves a condition its own way
+
+
+def test_an_empty_folder_is_named(tmp_path):
+    with pytest.raises(SystemExit, match="has no tests: begin with `pytest -p tiers --measure="):
+        tiers.read(tmp_path)
+
+
+def test_slow_names_tests_that_exist():
+    """The name of a test that was renamed would make its successor a default test unseen."""
+    names = [x for x in tiers.SLOW.read_text().splitlines() if not x.startswith("#")]
+    functions = {tuple(x.split("[")[0].split("::")) for x in names}
+    assert len(functions) > 100
+    found = set()
+    for file in {file for file, _ in functions}:
+        tree = ast.parse((ROOT / file).read_text())
+        found |= {(file, x.name) for x in tree.body if isinstance(x, ast.FunctionDef)}
+    assert functions <= found, f"not there any more: {functions - found}"
