@@ -13,6 +13,7 @@ import pytest
 import keras_tfm
 from keras_tfm.model_types import MODEL_TYPES
 
+pytestmark = pytest.mark.default  # about texts: no branch shows what it notices
 MODULES = ["keras_tfm"]
 MODULES += sorted(m.name for m in pkgutil.walk_packages(keras_tfm.__path__, "keras_tfm."))
 # Results, which are returned and not made.
