@@ -10,6 +10,7 @@ ValueError: num_heads must be at least 1, got 0
 
 import math
 import numbers
+from pathlib import Path
 from typing import Any
 
 
@@ -52,6 +53,23 @@ def check_rate(name: str, value: Any, optional: bool = False) -> None:
     check_number(name, value, optional)
     if value is not None and not 0 <= value <= 1:
         raise ValueError(f"{name} must be within 0 and 1, got {value}")
+
+
+def check_file(path: Path) -> None:
+    """Raises unless `path` is a regular file: other errors than a missing one are said.
+
+    >>> from pathlib import Path
+    >>> from keras_tfm.arguments import check_file
+    >>> check_file(Path("/"))
+    Traceback (most recent call last):
+    IsADirectoryError: / is a folder, expected a file
+    """
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, expected a file")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is a device, a pipe or a socket, expected a regular file")
+    if not path.exists():
+        raise FileNotFoundError(f"no such file: {path}")
 
 
 def check_labels(labels: Any) -> None:

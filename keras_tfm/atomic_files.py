@@ -28,7 +28,7 @@ import signal
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,24 @@ def replacement(path: str | Path) -> Iterator[Path]:
         yield new
         flush(new)
         replace(new, path)
+
+
+def check_earlier(path: str | Path, kind: str, is_one: Callable[[Path], bool]) -> None:
+    """Raises unless `path` is missing, empty, or a file of the kind that is written there.
+
+    A model whose path is given by mistake would be lost.
+
+    Args:
+        path: the file.
+        kind: str, with its article, for the message.
+        is_one: called with the path: whether a file is of that kind.
+
+    Raises:
+        FileExistsError: the file is another one.
+    """
+    path = Path(path)
+    if path.is_file() and path.stat().st_size and not is_one(path):
+        raise FileExistsError(f"cannot write {path}: it exists and is not {kind}")
 
 
 def check_target(path: Path) -> None:

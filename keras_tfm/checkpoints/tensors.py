@@ -192,6 +192,12 @@ def change_error(file: Path) -> ValueError:
 
 def _files(folder: Path) -> dict[Path, list[str] | None]:
     """The files, with the names of their tensors in the index; None without an index."""
+    if (folder / "adapter_config.json").is_file():
+        raise ValueError(
+            f"{folder} has adapters of PEFT (adapter_config.json), which are not read: call "
+            "merge_and_unload() on the model with its adapters and save that; or, for the base "
+            "model alone, remove the file"
+        )
     single, index = folder / SINGLE, folder / INDEX
     if single.is_file():
         return {single: None}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from keras_tfm import runtime
+from keras_tfm.cli import rows
 from keras_tfm.cli.console import FAILED, FilePath, app, messages, typer, work
 from keras_tfm.cli.file_commands import Adapter, Threads, load_with_tokenizers
 
@@ -51,7 +52,7 @@ def chat(
     conversation; /undo removes the last message and its answer, /new begins another conversation,
     Ctrl-D ends. A file without a chat template continues the text as it is.
     """
-    names = ("top_p", "min_p", "repetition_penalty")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
     with work("sampling", {name: f"--{name.replace('_', '-')}" for name in names}):
         sampler = runtime.Sampler(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     model = load_with_tokenizers(file, threads, adapter, ("decode",), "which chats need")
@@ -70,7 +71,7 @@ def chat(
         except (ValueError, TypeError, RuntimeError) as error:
             failed = True
             messages.print(f"keras-tfm: {error}", soft_wrap=True)
-    if failed and not sys.stdin.isatty():
+    if failed and not _is_terminal():
         raise typer.Exit(FAILED)
 
 
@@ -126,11 +127,14 @@ def _answer(
     )
 
 
+def _is_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def _lines() -> Iterator[str | bytes]:
-    """Lines of the terminal, or those of standard input, which may not be valid UTF-8."""
-    if not sys.stdin.isatty():
-        for line in sys.stdin.buffer:
-            yield line.rstrip(b"\r\n")
+    """Lines of the terminal, or those of standard input."""
+    if not _is_terminal():
+        yield from rows.lines()
         return
     while True:
         try:

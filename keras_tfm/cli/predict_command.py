@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+
 from keras_tfm import runtime
 from keras_tfm.cli import pictures, recordings, rows, text_to_picture
 from keras_tfm.cli.console import Adapter, AsJson, FilePath, app, numbers, refuse, typer
@@ -191,7 +193,7 @@ def predict(
             # With a prompt of the file before the text.
             outputs = {name: model.embed(row, prompt, dimensions)}
         else:
-            outputs = {name: x[0] for name, x in run(row).items()}
+            outputs = {name: _only_row(x) for name, x in run(row).items()}
         if as_json:
             return as_json_line(
                 json.loads(text) if from_json else text,
@@ -209,6 +211,16 @@ def predict(
         return "\t".join(f"{name}: {x}" for name, x in shown.items())
 
     rows.run(texts, predict_row)
+
+
+def _only_row(batch: np.ndarray) -> np.ndarray:
+    """The row of a batch of one."""
+    if len(batch) != 1:
+        raise ValueError(
+            f"expected one row, got {len(batch)}: give each row an argument or a line of its own"
+        )
+    row: np.ndarray = batch[0]
+    return row
 
 
 def _writer(

@@ -33,10 +33,18 @@ def run(texts: Sequence[str] | None, answer: Callable[[str], str | None]) -> Non
         raise typer.Exit(FAILED)
 
 
+def lines() -> Iterator[bytes]:
+    """The lines of standard input, which may not be valid UTF-8."""
+    if sys.stdin is None:  # Python's, where a process has none
+        raise ValueError("expected texts as arguments or on standard input, which is closed")
+    for line in sys.stdin.buffer:
+        yield line.rstrip(b"\r\n")
+
+
 def _rows(texts: Sequence[str] | None) -> Iterator[tuple[str, str | bytes]]:
-    """Each row with its place. Lines are bytes, which may not be valid UTF-8."""
+    """Each row with its place."""
     if texts:
         yield from ((f"argument {i}", text) for i, text in enumerate(texts, 1))
         return
-    for i, line in enumerate(sys.stdin.buffer, 1):
-        yield f"line {i}", line.rstrip(b"\r\n")
+    for i, line in enumerate(lines(), 1):
+        yield f"line {i}", line

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 import keras
 
+from keras_tfm.arguments import check_not_negative
 from keras_tfm.export import files
 from keras_tfm.export.checkpoints import accept_checkpoints
 from keras_tfm.export.graph.adapters import Placeholders, save_adapter, with_effect
@@ -201,6 +202,10 @@ def export_tflite(
         )
     import_litert("interpreter")
     files.check_file(path, overwrite)
+    if tolerance is not None:
+        check_not_negative("tolerance", tolerance)
+    if not isinstance(custom_operators, bool):
+        raise TypeError(f"custom_operators must be a bool, got {custom_operators!r}")
     warn_if_short(whole, quantization, verify)
     own: Any = {"tokenizer": tokenizer, "images": images, "labels": labels}
     check = quantized.check_request

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.arguments import check_integer
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.position_tables import table_length
 from keras_tfm.layers.types import Tensor
@@ -195,7 +196,14 @@ class Preparation:
             rows = self._rows(rows)
         arrays = {}
         for name, x in inputs.items():
-            array, spec = np.asarray(ops.convert_to_numpy(x)), self._inputs[name].spec
+            spec = self._inputs[name].spec
+            try:
+                array = np.asarray(ops.convert_to_numpy(x))
+            except ValueError:  # lists of several lengths
+                raise ValueError(
+                    f"input {name!r} must be an array {tuple(spec.shape)}, got rows of other "
+                    "lengths: pad them"
+                ) from None
             wanted = spec.dtype
             if "int" in wanted and not np.issubdtype(array.dtype, np.integer):
                 raise TypeError(f"input {name!r} must be integers, got {array.dtype}")
@@ -270,6 +278,7 @@ def check_ids(
     model: keras.Model, target: str, max_length: int, start_id: int | None, end_ids: Sequence[int]
 ) -> None:
     """Raises if max_length or a special token does not fit the model's logits."""
+    check_integer("max_length", max_length)
     if max_length < 2:
         raise ValueError(
             f"max_length must be at least 2, the start token included, got {max_length}"
@@ -289,5 +298,6 @@ def check_ids(
     # A start token may be an input that is never generated.
     known = [("start_id", start_id, taken), *(("end_id", end_id, size) for end_id in end_ids)]
     for name, value, limit in known:
+        check_integer(name, value, 0, optional=True)
         if value is not None and not 0 <= value < limit:
             raise ValueError(f"{name} must be in 0..{limit - 1}, got {value}")

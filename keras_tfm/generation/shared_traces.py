@@ -7,9 +7,9 @@ of its input, its weights and its KV cache entries, and this function is called 
 TensorFlow and XLA inline it.
 """
 
-import json
-import warnings
-from collections.abc import Callable
+import functools
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -22,7 +22,7 @@ from keras_tfm.layers.multi_head_attention.attention_probe import current_probe
 from keras_tfm.layers.multi_head_attention.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.transformer_block import TransformerBlock
-from keras_tfm.layers.types import Arguments, Config, Tensor
+from keras_tfm.layers.types import Arguments, Tensor
 
 
 class _Traced(NamedTuple):
@@ -85,7 +85,7 @@ class SharedTraces:
             for entry in taken
         )
         key = (
-            id(scope), type(layer), _description(layer), tuple(kwargs), shared, weights, entries,
+            id(scope), _state(layer), tuple(kwargs), shared, weights, entries,
             tuple(x.shape), x.dtype,
         )  # fmt: skip
         return key, (scope, others)
@@ -117,7 +117,7 @@ def _may_share(layer: keras.Layer, args: tuple[Any, ...]) -> bool:
 
 
 def _is_known(layer: keras.Layer) -> bool:
-    """Whether a layer is a block without custom parts, which its configuration describes fully.
+    """Whether a layer is a block without custom layers, whose attributes tell what it computes.
 
     Keys and values that blocks share are tensors of one graph.
     """
@@ -129,7 +129,7 @@ def _is_known(layer: keras.Layer) -> bool:
     ):
         return False
     packages = {type(x).__module__.split(".")[0] for x in (layer, *sublayers(layer))}
-    return packages <= {"keras", "keras_tfm"} and _description(layer) is not None
+    return packages <= {"keras", "keras_tfm"}
 
 
 class FirstOfEqual:
@@ -149,7 +149,7 @@ class FirstOfEqual:
         x, *others = args
         others = [*others, *kwargs.values()]
         shapes = tuple((tuple(w.shape), w.dtype) for w in layer.variables)
-        key = type(layer), _description(layer), shapes, tuple(kwargs), tuple(map(id, others))
+        key = _state(layer), shapes, tuple(kwargs), tuple(map(id, others))
         made = self._made.get(id(x))
         y = x if made is not None and made[0] == key else layer(*args, **kwargs)
         self._made[id(y)] = key, y, others  # kept, so that their ids are not reused
@@ -188,19 +188,51 @@ def _trace(
     return _Traced(concrete, seen["states"], seen["keeps_mask"])
 
 
-def _description(layer: keras.Layer) -> str | None:
-    """A layer's configuration without names, or None if it contains a lambda."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Keras warns about serialising a lambda
-        described = json.dumps(_nameless(layer.get_config()), sort_keys=True)
-    return None if "__lambda__" in described else described
+def _state(layer: keras.Layer) -> Any:
+    """What a block computes with, but for the values of its weights: equal blocks have equal ones.
+
+    Its configuration does not tell: two functions of one name, or what was set after the block was
+    made, as by `enable_lora` or `models.enable_quantization`.
+    """
+    layers = [layer, *sublayers(layer)]
+    numbers = {id(x): number for number, x in enumerate(layers)}
+    return tuple(
+        (type(x), *((name, _described(y, numbers)) for name, y in _attributes(x))) for x in layers
+    )
 
 
-def _nameless(config: Config) -> Any:
-    """A configuration without names, which differ between equal blocks."""
-    if isinstance(config, dict):
-        left_out = ("name", "shared_object_id", "build_config")
-        return {key: _nameless(value) for key, value in config.items() if key not in left_out}
-    if isinstance(config, list | tuple):
-        return [_nameless(value) for value in config]
-    return config if isinstance(config, str | int | float | bool | None) else repr(config)
+@functools.cache
+def _keras_attributes() -> frozenset[str]:
+    """The attributes of each layer of Keras; of these, only the policy changes what it computes."""
+    return frozenset(vars(keras.layers.Layer())) - {"_dtype_policy"}
+
+
+def _attributes(layer: keras.Layer) -> list[tuple[str, Any]]:
+    known = _keras_attributes()
+    return sorted(
+        (name, x)
+        for name, x in vars(layer).items()
+        if name not in known and not name.startswith("_self_")  # TensorFlow's, of its checkpoints
+    )
+
+
+def _described(x: Any, numbers: dict[int, int]) -> Any:
+    """An attribute, where equal blocks have equal ones: functions and other objects by identity."""
+    if isinstance(x, weakref.ref):
+        x = x()
+    if id(x) in numbers:  # a layer of the block, or the block
+        return "layer", numbers[id(x)]
+    if isinstance(x, keras.Variable):
+        return "variable", tuple(x.shape), x.dtype
+    if isinstance(x, keras.initializers.Initializer | keras.random.SeedGenerator):
+        return None  # the weights are arguments, and nothing is dropped
+    if type(x) is keras.DTypePolicy:
+        return "policy", x.name
+    if isinstance(x, Mapping):
+        names = ("name", "shared_object_id", "build_config")
+        return tuple((key, _described(y, numbers)) for key, y in x.items() if key not in names)
+    if isinstance(x, list | tuple):
+        return tuple(_described(y, numbers) for y in x)
+    if isinstance(x, set | frozenset):
+        return frozenset(_described(y, numbers) for y in x)
+    return x if isinstance(x, str | int | float | None) else ("object", id(x))

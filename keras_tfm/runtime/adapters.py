@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from keras_tfm.atomic_files import replacement
+from keras_tfm.arguments import check_file
+from keras_tfm.atomic_files import check_earlier, replacement
 from keras_tfm.runtime.litert_internals import Table
 from keras_tfm.runtime.manifest.manifest import AdaptedLayer, Adapters
 from keras_tfm.runtime.manifest.storage import import_litert
@@ -64,7 +65,10 @@ class Adapter(NamedTuple):
 
 
 def write(path: str | Path, base: str, layers: Mapping[str, LowRank]) -> None:
-    """Writes an adapter file, completely or not at all; an earlier file is replaced.
+    """Writes an adapter file, completely or not at all; an earlier adapter is replaced.
+
+    Raises:
+        FileExistsError: `path` is another file.
 
     >>> import tempfile
     >>> import numpy as np
@@ -83,8 +87,17 @@ def write(path: str | Path, base: str, layers: Mapping[str, LowRank]) -> None:
     arrays = {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8)}
     for name, layer in layers.items():
         arrays |= {name + _A: layer.a, name + _B: layer.b}
+    check_earlier(path, "an adapter file", _is_adapter)
     with replacement(path) as new, new.open("xb") as file:
         np.savez(file, allow_pickle=False, **arrays)
+
+
+def _is_adapter(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return _HEADER in NpzFile(file).headers
+    except NpzError:
+        return False
 
 
 def read(path: str | Path, file: Path | None = None, places: Adapters | None = None) -> Adapter:
@@ -101,8 +114,7 @@ def read(path: str | Path, file: Path | None = None, places: Adapters | None = N
         ValueError: it is damaged, `save_adapter` did not write it, or it does not fit `file`.
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
+    check_file(path)
     content = path.read_bytes()
     try:
         opened = NpzFile(io.BytesIO(content))

@@ -121,7 +121,7 @@ def integer_rows(name: str, values: Values, expected: Input) -> list[np.ndarray]
     own = {expected.pad_id, None if expected.padding is None else REAL_PAD}
     for array in arrays:
         if array.size and not np.issubdtype(array.dtype, np.integer):
-            raise TypeError(f"{name} must be integer ids, got {array.dtype}")
+            raise TypeError(f"{name} must be integer ids, got {_other_than_ids(array)}")
         wrong = array.ndim != 1 if expected.is_ids else array.shape != tuple(shape[1:])
         if wrong:
             raise ValueError(f"{name} must have shape {_shape(shape)}, got a row of {array.shape}")
@@ -135,6 +135,17 @@ def integer_rows(name: str, values: Values, expected: Input) -> list[np.ndarray]
             f"{name}: ids must be in {low}..{size - 1}, got {min(found)}..{max(found)}"
         )
     return arrays
+
+
+def _other_than_ids(array: np.ndarray) -> str:
+    """What an array that is not of integers holds, for a message."""
+    if array.dtype.kind not in "OUS":
+        return str(array.dtype)
+    values = array.ravel().tolist()
+    if any(isinstance(x, str | bytes) for x in values):
+        return "text"
+    large = [x for x in values if isinstance(x, int)]
+    return f"{large[0]}, which no 64 bits hold" if large else type(values[0]).__name__
 
 
 def separate_rows(name: str, values: Values, expected: Input | None) -> list[np.ndarray]:
@@ -194,7 +205,9 @@ def left_padded(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Prompts (B, N), padded on the left, and the number of padding ids per row (B,), int32."""
     rows, length = prompt_rows(name, values, expected, start_id), expected.shape[1]
-    if min(map(len, rows)) < 1 or max(map(len, rows)) > length:
+    if not all(map(len, rows)):
+        raise ValueError(f"{name}: a prompt must have at least one token, got none")
+    if max(map(len, rows)) > length:
         raise ValueError(
             f"{name}: a prompt must have 1 to {length} tokens, as the file was exported, "
             f"got {sorted({len(row) for row in rows})}"

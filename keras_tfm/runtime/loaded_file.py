@@ -27,6 +27,7 @@ from keras_tfm.runtime.manifest import storage
 from keras_tfm.runtime.manifest.manifest import (
     NUMBERS,
     AnySignature,
+    Generate,
     Predict,
     Signature,
     of_role,
@@ -119,11 +120,14 @@ class LoadedFile:
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle holds the path, or the bytes, and loads the file again."""
+        """A pickle holds the path, or the bytes, and loads the file again.
+
+        Its `checksum` tells whether another file is there by then.
+        """
         _ = self.runners  # raises if the file was closed
         if self._part_of is not None:
             return LoadedFile.part, self._part_of
-        return LoadedFile, self._arguments
+        return _load_again, (self.checksum, *self._arguments)
 
     def content(self) -> bytes:
         """The bytes of the file, with the adapter."""
@@ -173,6 +177,10 @@ class LoadedFile:
         if set(inputs) != set(expected):
             raise ValueError(f"{name} takes the inputs {list(expected)}, got {list(inputs)}")
         arrays = {key: fit(key, inputs[key], expected[key]) for key in expected}
+        if isinstance(signature, Generate):
+            for key, array in arrays.items():
+                if array.dtype.kind == "f" and np.isnan(array).any():  # the loop would not stop
+                    raise ValueError(f"{key} must be numbers, got NaN")
         # All rows of a step share one position, and all those of a prefill one count.
         shared = [name for kind in NUMBERS for name in signature.of_kind(kind)]
         lengths = {key: len(x) for key, x in arrays.items() if key not in shared}
@@ -304,3 +312,14 @@ def load_signatures(
     )
     interpreter.allocate_tensors()  # otherwise the first run logs the delegate
     return {name: interpreter.get_signature_runner(name) for name in signatures}
+
+
+def _load_again(checksum: str, *arguments: Any) -> LoadedFile:
+    """What a pickle holds; raises a ValueError if the file or its adapter is another one by now."""
+    file = LoadedFile(*arguments)
+    if file.checksum != checksum:
+        raise ValueError(
+            f"{file.path}, or its adapter, was replaced by another file after it had been loaded: "
+            "load it again before pickling"
+        )
+    return file

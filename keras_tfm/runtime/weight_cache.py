@@ -6,9 +6,12 @@ also share their packed weights, which XNNPACK otherwise packs for each.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import platform
+import shutil
+import sys
 import warnings
 import zlib
 from collections.abc import Mapping
@@ -25,6 +28,13 @@ from keras_tfm.runtime.compiled_model import (
 )
 from keras_tfm.runtime.manifest.manifest import Signature
 
+if sys.platform == "win32":
+    resource = None
+else:
+    import resource
+
+# Packed, float16 becomes float32, and small matrices are filled up to the tiles of the kernels.
+_TILES = 1 << 20
 # The size limit of a folder in bytes. Above it, the least recently used caches are deleted.
 MAX_BYTES = 4 << 30
 
@@ -104,7 +114,12 @@ def _find(folder: Path, key: str) -> Path | None:
 
 
 def _build(source: Path | bytes, folder: Path, key: str, threads: int) -> Path | None:
-    """A new cache; None if XNNPACK packs no weights of the model."""
+    """A new cache; None if XNNPACK packs no weights of the model.
+
+    Raises:
+        OSError: the folder cannot be written, or has too little room.
+    """
+    _check_room(folder, len(source) if isinstance(source, bytes) else source.stat().st_size)
     # In a temporary folder: another process may be building the same cache.
     with temporary_folder(folder) as inside:
         new = inside / "cache"
@@ -114,6 +129,18 @@ def _build(source: Path | bytes, folder: Path, key: str, threads: int) -> Path |
         kept = folder / _name(key, new)
         os.replace(new, kept)
         return kept
+
+
+def _check_room(folder: Path, size: int) -> None:
+    """Raises unless the cache of a file of `size` bytes fits: else XNNPACK ends the process."""
+    needed, free = 2 * size + _TILES, shutil.disk_usage(folder).free
+    if resource is not None:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        free = free if limit == resource.RLIM_INFINITY else min(free, limit)
+    if free < needed:
+        raise OSError(
+            errno.ENOSPC, f"up to {needed:,} bytes are needed, {free:,} are free", str(folder)
+        )
 
 
 def _limit(folder: Path, keep: Path | None) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,45 @@ _POST_NORM_NAMES = {
 # The number of blocks of the models of 27 billion parameters, whose heads are scaled by another
 # number than their width, which no field tells.
 _LARGEST = {"gemma2": 46, "gemma3": 62}
+# Keys that may change what is computed: these are read here, or by llama.cpp for no model of these.
+_READ = {
+    "attention.attn_logit_softcapping",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window",
+    "attention.value_length",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.freq_base_swa",
+    "rope.scale_linear",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+}
+# The values with which other keys change nothing; 0 of a number that scales means none.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.shared_kv_layers": (0,),
+    "embedding_scale": (0.0, 1.0),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (1.0,),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+}
+# Every so many blocks one without a window.
+_PERIODS = {"gemma2": 2, "gemma3": 6}
 # The tensor by which llama.cpp scales the rotary positions of Llama 3.1 and later.
 _ROPE_FACTORS = "rope_freqs.weight"
 # The factors of Llama 3.1 and 3.2; the other numbers are the same in all models.
@@ -121,26 +160,60 @@ def _fields(file: GgufFile, architecture: str) -> Fields:
     }
     if architecture == "llama":
         fields["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    width = fields["head_dim"]
     for name in ("attention.value_length", "rope.dimension_count"):
-        if field(name, fields["head_dim"]) != fields["head_dim"]:
-            refuse(name, field(name), f"the width of a head ({fields['head_dim']})")
+        if field(name, width) != width:
+            refuse(name, field(name), f"the width of a head ({width})")
     if architecture.startswith("gemma"):
         fields |= _of_gemma(architecture, fields, field)
-    scaling = field("rope.scaling.type", "none")
-    if scaling == "linear":
-        factor = field("rope.scaling.factor")
-        fields["rope_scaling"] = {"rope_type": "linear", "factor": factor}
-    elif scaling == "yarn":
-        fields["rope_scaling"] = {
-            "rope_type": "yarn",
-            "factor": field("rope.scaling.factor"),
-            "original_max_position_embeddings": field("rope.scaling.original_context_length"),
-        }
-    elif scaling != "none":
-        refuse("rope.scaling.type", scaling, "none, linear or yarn")
+    for name, value in _other_keys(file, architecture):
+        if name == "attention.scale":
+            neutral = (0.0, float(np.float32(fields.get("query_pre_attn_scalar", width) ** -0.5)))
+        elif name == "attention.sliding_window_pattern":
+            neutral = _patterns(_PERIODS.get(architecture, 1), numbers["block_count"])
+        else:
+            neutral = _NEUTRAL.get(name, ())
+        if value not in neutral:
+            expected = " or ".join(map(str, neutral)) or "absent"
+            refuse(name, value, f"{expected}: other values are not supported")
+    if scaling := _rope_scaling(field, refuse):
+        fields["rope_scaling"] = scaling
     if _ROPE_FACTORS in file.tensors:
         fields["rope_scaling"] = _llama3(file, fields)
     return fields
+
+
+def _other_keys(file: GgufFile, architecture: str) -> Iterator[tuple[str, Any]]:
+    """The keys of an architecture that may change what it computes, and are not read."""
+    for key, value in file.fields.items():
+        name = key.removeprefix(f"{architecture}.")
+        computes = name.startswith(("attention.", "rope.")) or name.endswith(("_scale", "capping"))
+        if name != key and computes and name not in _READ:
+            yield name, value
+
+
+def _patterns(period: int, blocks: int) -> tuple[Any, ...]:
+    """A pattern of windows as llama.cpp writes it: a period, or whether each block has one."""
+    return period, [(i + 1) % period != 0 for i in range(blocks)]
+
+
+def _rope_scaling(field: Callable[..., Any], refuse: Callable[..., None]) -> Fields | None:
+    """The scaling of the rotary positions; as in llama.cpp, a factor without a type is linear."""
+    factor = field("rope.scaling.factor", field("rope.scale_linear", 0.0))
+    kind = field("rope.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        refuse("rope.scaling.type", kind, "none, linear or yarn")
+    if kind == "none" or not factor:
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    betas = {name: field(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": field("rope.scaling.original_context_length"),
+        **{name: x for name, x in betas.items() if x is not None},
+    }
 
 
 def _of_gemma(architecture: str, fields: Fields, field: Callable[..., Any]) -> Fields:
@@ -156,9 +229,10 @@ def _of_gemma(architecture: str, fields: Fields, field: Callable[..., Any]) -> F
         "query_pre_attn_scalar": width,
         "sliding_window": field("attention.sliding_window"),
     }
-    if architecture == "gemma3":
-        return {**found, "rope_local_base_freq": _shortest(field("rope.freq_base_swa", 10000.0))}
     caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    if architecture == "gemma3":
+        found["rope_local_base_freq"] = _shortest(field("rope.freq_base_swa", 10000.0))
+        caps = {name: field(name) for name in caps if field(name)}  # by default none
     return found | {name: _shortest(field(name, x)) for name, x in caps.items()}
 
 

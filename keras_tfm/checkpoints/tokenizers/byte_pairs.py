@@ -4,6 +4,7 @@ from pathlib import Path
 
 from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.checkpoints.tokenizers.tokenizer_settings import (
+    SPECIAL_TOKENS,
     Package,
     Tokenizer,
     TokenizerSettings,
@@ -20,7 +21,7 @@ QWEN_WORDS = (
 def gpt2(settings: TokenizerSettings, file: Path, merges: Path) -> Tokenizer:
     """The byte-level BPE tokenizer of GPT-2 (arXiv:1508.07909)."""
     tokenizer = _byte_level(settings, file, merges)
-    names = dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>")
+    names = SPECIAL_TOKENS["GPT2Tokenizer"]
     settings.add_tokens(tokenizer, {**names})
     ends = [settings.text(name, names[name]) for name in ("bos", "eos")]
     settings.add_ends(tokenizer, *ends)
@@ -53,8 +54,9 @@ def qwen2(settings: TokenizerSettings, file: Path, merges: Path) -> Tokenizer:
             package.pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False),
         ]
     )
-    end = "<|endoftext|>"
-    settings.add_tokens(tokenizer, {"eos": end, "unk": end, "pad": end})
+    names = SPECIAL_TOKENS["Qwen2Tokenizer"]
+    settings.add_tokens(tokenizer, {**names})
+    end = names["eos"]
     settings.add_ends(tokenizer, settings.text("bos", end), settings.text("eos", end))
     return tokenizer
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from keras_tfm.checkpoints.config import Fields
 from keras_tfm.checkpoints.quantized.gguf_file import is_gguf
-from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.checkpoints.tokenizers.gguf_tokenizer import gguf_settings
 from keras_tfm.checkpoints.tokenizers.jinja.meter import TemplateError
 from keras_tfm.checkpoints.tokenizers.jinja.program import LARGEST_SOURCE, Program
-from keras_tfm.checkpoints.tokenizers.tokenizer_files import load_tokenizer
+from keras_tfm.checkpoints.tokenizers.tokenizer_files import class_of, load_tokenizer
+from keras_tfm.checkpoints.tokenizers.tokenizer_settings import TokenizerSettings
 from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 
@@ -111,18 +111,12 @@ def _strings(folder: Path, render: Callable[..., str], tokens: dict[str, str]) -
 def read_template(folder: Path) -> tuple[str, dict[str, str]]:
     """The Jinja program of a folder or a GGUF file, and its special tokens by name."""
     if is_gguf(folder):
-        settings = gguf_settings(folder)
-    elif not folder.is_dir():
+        settings = TokenizerSettings(folder, gguf_settings(folder))
+        return _source(folder, settings.fields), settings.special_tokens(None)
+    if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
-    else:
-        file = folder / "tokenizer_config.json"
-        settings = read_json(file) if file.is_file() else {}
-    tokens = {
-        name: x["content"] if isinstance(x, dict) else x
-        for name, x in settings.items()
-        if name.endswith("_token") and isinstance(x, str | dict)
-    }
-    return _source(folder, settings), tokens
+    settings = TokenizerSettings(folder)
+    return _source(folder, settings.fields), settings.special_tokens(class_of(settings))
 
 
 def _source(folder: Path, settings: Fields) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keras_tfm.checkpoints.tokenizers.tokenizer_settings import (
+    SPECIAL_TOKENS,
     Package,
     Tokenizer,
     TokenizerSettings,
@@ -92,7 +93,7 @@ def llama_of_pieces(settings: TokenizerSettings, model: SentencePieceModel) -> T
     )
     decoders = [*_decoders(package), *([package.decoders.Strip(" ", 1, 0)] if prefix else [])]
     tokenizer.decoder = package.decoders.Sequence(decoders)
-    names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+    names = SPECIAL_TOKENS["LlamaTokenizer"]
     settings.add_tokens(tokenizer, {**names}, added)
     settings.add_ends(tokenizer, *(settings.text(name, names[name]) for name in ("bos", "eos")))
     return tokenizer
@@ -107,9 +108,7 @@ def gemma(settings: TokenizerSettings, file: Path) -> Tokenizer:
 def gemma_of_pieces(settings: TokenizerSettings, model: SentencePieceModel) -> Tokenizer:
     """The tokenizer of Gemma, of the pieces of its model."""
     package = settings.package
-    names = {
-        "bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"
-    }  # fmt: skip
+    names = SPECIAL_TOKENS["GemmaTokenizer"]
     tokenizer, added = _byte_pairs(settings, model, unk_token=settings.text("unk", "<unk>"))
     tokenizer.normalizer = package.normalizers.Replace(" ", SPACE)
     tokenizer.pre_tokenizer = package.pre_tokenizers.Split(" ", behavior="merged_with_previous")

@@ -1,5 +1,6 @@
 """Loads the tokenizer of a Hugging Face checkpoint with the package `tokenizers`."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,30 +89,81 @@ def load_tokenizer(
     if target and not (folder / "target.spm").is_file():
         raise ValueError(f"target=True is for Marian, but {folder} has no target.spm")
     settings = TokenizerSettings(folder)
-    config = Config(folder) if (folder / "config.json").is_file() else None
-    if (folder / "tokenizer.json").is_file() and not target:
-        with reading(folder / "tokenizer.json"):
-            content = (folder / "tokenizer.json").read_bytes()
-            check_tokenizer_json(content)
-            tokenizer = settings.package.Tokenizer.from_str(content.decode("utf-8"))
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-    else:
-        tokenizer = _of_vocabulary(settings, config, target)
-    languages.set_language(settings, tokenizer, _class_of(settings, config), language)
-    if _reads_lower_case(settings, config):
-        _lower_case(tokenizer, settings.package.normalizers)
+    if settings.get("split_special_tokens", False):
+        raise ValueError(
+            f"{folder}: split_special_tokens must be false in tokenizer_config.json, got true: "
+            "texts that hold special tokens would get other ids"
+        )
+    config = _config_of(folder)
     size = "decoder_vocab_size" if target else "vocab_size"
     check_integer("vocabulary_size", vocabulary_size, optional=True)
     if vocabulary_size is None and config is not None:
         vocabulary_size = config.integer(size, None)
+    if (folder / "tokenizer.json").is_file() and not target:
+        tokenizer = _of_json(settings, vocabulary_size)
+    else:
+        tokenizer = _of_vocabulary(settings, config, target)
+    languages.set_language(settings, tokenizer, class_of(settings), language)
+    if _reads_lower_case(settings, config):
+        _lower_case(tokenizer, settings.package.normalizers)
     if vocabulary_size is not None:
         _check_size(folder, tokenizer, vocabulary_size)
     return tokenizer
 
 
+def _of_json(settings: TokenizerSettings, rows: int | None) -> Tokenizer:
+    """The tokenizer of `tokenizer.json`, with what transformers changes by the settings beside it.
+
+    Tokens of the settings for which the model's `rows` have no row stay out.
+    """
+    file = settings.folder / "tokenizer.json"
+    with reading(file):
+        content = file.read_bytes()
+        check_tokenizer_json(content)
+        parts = json.loads(content)
+        _follow_settings(parts, settings)
+        parts |= {"truncation": None, "padding": None}
+        whole, without = (settings.package.Tokenizer.from_str(json.dumps(parts)) for _ in range(2))
+    settings.add_tokens(whole, {})
+    if rows is not None and _size(without) <= rows < _size(whole):
+        return without
+    return whole
+
+
+def _follow_settings(parts: dict[str, Any], settings: TokenizerSettings) -> None:
+    """Changes a `tokenizer.json` where the class that reads it follows `tokenizer_config.json`."""
+    name = class_of(settings)
+    if name in _WORD_PIECES:
+        for part in _parts(parts, "normalizer", "BertNormalizer"):
+            part["lowercase"] = settings.get("do_lower_case", True)
+            part["strip_accents"] = settings.get("strip_accents")
+            part["handle_chinese_chars"] = settings.get("tokenize_chinese_chars", True)
+    prefix = settings.get("add_prefix_space")
+    if name in _BYTE_LEVEL and prefix is not None:
+        for part in _parts(parts, "pre_tokenizer", "ByteLevel"):
+            part["add_prefix_space"] = bool(prefix)
+    if name == "LlamaTokenizer" and prefix is False:
+        for part in _parts(parts, "pre_tokenizer", "Metaspace"):
+            part["prepend_scheme"] = "never"
+        for kind, of_prefix in (("normalizer", "Prepend"), ("decoder", "Strip")):
+            for part in _parts(parts, kind, of_prefix):
+                part.clear()
+                part.update(_NOTHING[kind])
+
+
+def _parts(parts: dict[str, Any], kind: str, name: str) -> list[dict[str, Any]]:
+    """The parts with a name of a `tokenizer.json`, which may stand in a sequence."""
+    first = parts.get(kind) or {}
+    found = [first, *first.get("normalizers", ()), *first.get("pretokenizers", ())]
+    return [x for x in [*found, *first.get("decoders", ())] if x.get("type") == name]
+
+
+def _size(tokenizer: Tokenizer) -> int:
+    return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
+
 def _check_size(folder: Path, tokenizer: Tokenizer, rows: int) -> None:
-    size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    size = _size(tokenizer)
     if not size <= rows <= size + SPARE_ROWS:
         raise ValueError(
             f"{folder}: the tokenizer has {size} ids and the embedding {rows} rows (vocab_size in "
@@ -122,7 +174,7 @@ def _check_size(folder: Path, tokenizer: Tokenizer, rows: int) -> None:
 
 def _of_vocabulary(settings: TokenizerSettings, config: Config | None, target: bool) -> Tokenizer:
     """The tokenizer of a folder without `tokenizer.json`, by its class in transformers."""
-    folder, name = settings.folder, _class_of(settings, config)
+    folder, name = settings.folder, class_of(settings)
     model_type = None if config is None else config.fields.get("model_type")
     if name is None and model_type is None:
         name = next((x for x in _UNNAMED if _has(folder, _CLASSES[x][0])), "BertTokenizer")
@@ -141,8 +193,13 @@ def _of_vocabulary(settings: TokenizerSettings, config: Config | None, target: b
     return make(settings, *(folder / file for file in files), **options)
 
 
-def _class_of(settings: TokenizerSettings, config: Config | None) -> str | None:
-    """The class in transformers, of the settings or of the model type."""
+def _config_of(folder: Path) -> Config | None:
+    return Config(folder) if (folder / "config.json").is_file() else None
+
+
+def class_of(settings: TokenizerSettings) -> str | None:
+    """The class in transformers, of the settings or of the model type in `config.json`."""
+    config = _config_of(settings.folder)
     model_type = None if config is None else config.fields.get("model_type")
     return settings.tokenizer_class or _OF_MODEL_TYPE.get(str(model_type))
 
@@ -204,12 +261,19 @@ def _word_piece(settings: TokenizerSettings, file: Path) -> Tokenizer:
     return tokenizer
 
 
+# Classes that follow the settings of lower case, accents and Chinese characters.
+_WORD_PIECES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+# Classes that follow `add_prefix_space`.
+_BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokenizer")
+# Parts of a `tokenizer.json` that change no text.
+_NOTHING = {
+    "normalizer": {"type": "Prepend", "prepend": ""},
+    "decoder": {"type": "Fuse"},
+}
 _PAIRS = ("vocab.json", "merges.txt")
 # By class of transformers, its files and the function that makes its tokenizer from them.
 _CLASSES: dict[str, tuple[tuple[str, ...], Callable[..., Tokenizer]]] = {
-    **dict.fromkeys(
-        ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), (("vocab.txt",), _word_piece)
-    ),
+    **dict.fromkeys(_WORD_PIECES, (("vocab.txt",), _word_piece)),
     "OpenAIGPTTokenizer": (_PAIRS, byte_pairs.gpt1),
     "GPT2Tokenizer": (_PAIRS, byte_pairs.gpt2),
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer"), (_PAIRS, byte_pairs.roberta)),

@@ -1,5 +1,6 @@
 """The settings of a folder's tokenizer: class, special tokens, added tokens."""
 
+import functools
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,6 +20,16 @@ Token: TypeAlias = Any
 
 # In the order in which transformers adds them.
 _SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+# Of classes that write texts: their special tokens, where the settings name none.
+SPECIAL_TOKENS: dict[str, dict[str, str]] = {
+    "GPT2Tokenizer": dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
+    "GPTNeoXTokenizer": dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
+    "Qwen2Tokenizer": dict.fromkeys(("eos", "unk", "pad"), "<|endoftext|>"),
+    "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+    "GemmaTokenizer": {
+        "bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"
+    },
+}  # fmt: skip
 
 
 class TokenizerSettings:
@@ -30,19 +41,22 @@ class TokenizerSettings:
 
     Attributes:
         folder: Path, the folder.
-        package: the package `tokenizers`.
         fields: dict, the settings.
     """
 
     def __init__(self, folder: Path, fields: Fields | None = None):
         self.folder = folder
-        self.package = import_package("tokenizers")
         if fields is not None:
             self.fields: Fields = fields
             return
         self.fields = self._read("tokenizer_config.json")
         if "added_tokens_decoder" not in self.fields:  # older folders
             self.fields = {**self.fields, **self._read("special_tokens_map.json")}
+
+    @functools.cached_property
+    def package(self) -> Package:
+        """The package `tokenizers`."""
+        return import_package("tokenizers")
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a setting."""
@@ -53,6 +67,16 @@ class TokenizerSettings:
         """The class of `transformers`, without "Fast", or None."""
         name = self.get("tokenizer_class")
         return None if name is None else str(name).removesuffix("Fast")
+
+    def special_tokens(self, tokenizer_class: str | None) -> dict[str, str]:
+        """The texts of the special tokens, with those of a class, by name such as "eos_token"."""
+        known = SPECIAL_TOKENS.get(str(tokenizer_class), {})
+        tokens = {f"{name}_token": x for name, x in known.items()} | self.fields
+        return {
+            name: str(x["content"] if isinstance(x, dict) else x)
+            for name, x in tokens.items()
+            if name.endswith("_token") and isinstance(x, str | dict)
+        }
 
     def text(self, name: str, default: str) -> str:
         """The text of the special token `name`; older settings store a dictionary with it."""

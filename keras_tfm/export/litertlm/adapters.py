@@ -18,15 +18,16 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_tfm.atomic_files import replacement
+from keras_tfm.atomic_files import check_earlier, replacement
 from keras_tfm.export.graph.adapters import adapted_layers
 from keras_tfm.export.graph.schema import ModelT, SignatureDefT
 from keras_tfm.export.pipeline import Converted
 from keras_tfm.runtime.adapters import LowRank
-from keras_tfm.runtime.manifest.storage import import_litert
+from keras_tfm.runtime.manifest.storage import IDENTIFIER, import_litert
 
 # Of adapters that LiteRT-LM 0.18 takes.
 _RANKS = (16, 32)
+_DESCRIPTION = "lora_params"
 # The largest page of memory of a system that it runs on, and the alignment of the matrices.
 _PAGE, _ALIGNMENT = 1 << 16, 64
 # Where the matrices of a file whose size is not known yet are.
@@ -43,7 +44,7 @@ def save_litertlm_adapter(model: keras.Model, path: str | Path) -> Path:
     Args:
         model: functional `keras.Model` with adapters (`models.enable_lora`) of rank 16 or 32.
         path: str or Path, the file, which ends in ".tflite". It is written completely or not at
-            all; an earlier file is replaced.
+            all; an earlier adapter is replaced.
 
     Returns:
         `path`.
@@ -51,6 +52,7 @@ def save_litertlm_adapter(model: keras.Model, path: str | Path) -> Path:
     Raises:
         ValueError: the model has no adapters, one in a layer that cannot have a separate one, or
             one of another rank; or the path ends otherwise.
+        FileExistsError: `path` is another file, such as a model.
 
     Example:
 
@@ -80,9 +82,16 @@ def save_litertlm_adapter(model: keras.Model, path: str | Path) -> Path:
     content = bytearray(_header(matrices, rank, start).ljust(start, b"\0"))
     for x in matrices.values():
         content += x.tobytes().ljust(_aligned_size(x), b"\0")
+    check_earlier(path, "an adapter for LiteRT-LM", _is_adapter)
     with replacement(path) as new:
         new.write_bytes(content.ljust(-(-len(content) // _PAGE) * _PAGE, b"\0"))
     return path
+
+
+def _is_adapter(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(_PAGE)
+    return start[4:8] == IDENTIFIER and _DESCRIPTION.encode() in start
 
 
 def rank_of(model: keras.Model) -> int:
@@ -161,8 +170,8 @@ def _header(matrices: dict[str, np.ndarray], rank: int, start: int) -> bytes:
 
     schema = import_litert("schema_py_generated")
     model, graph = schema.ModelT(), schema.SubGraphT()
-    model.version, model.description, model.operatorCodes = 3, "lora_params", []
-    model.subgraphs, graph.name = [graph], "lora_params"
+    model.version, model.description, model.operatorCodes = 3, _DESCRIPTION, []
+    model.subgraphs, graph.name = [graph], _DESCRIPTION
     graph.tensors, graph.inputs, graph.outputs, graph.operators = [], [], [], []
     # Buffer 0 is empty; that of the rank has the rank as its number.
     model.buffers = [schema.BufferT() for _ in range(max(rank, len(matrices) + 1) + 1)]

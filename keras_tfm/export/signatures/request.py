@@ -181,9 +181,12 @@ class Request:
         self.model = model
         self.roles = list(roles)
         # NumPy's integers become Python's, since the manifest is JSON.
-        self.batch_size = _positive(
-            "batch_size", arguments.get("batch_size", 1 if static else None)
-        )
+        batch_size = arguments.get("batch_size", 1 if static else None)
+        if static and batch_size is None:
+            raise TypeError(
+                "batch_size must be an integer, got None: a .tflite file has fixed axes"
+            )
+        self.batch_size = _positive("batch_size", batch_size)
         lengths = source_lengths(self.interface, self.roles, arguments)
         self.source_lengths, self.own_lengths = lengths.each, lengths.own
         self.prompt_lengths = _lengths("prompt_length", prompt_length)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from keras_tfm.arguments import check_not_negative
 from keras_tfm.atomic_files import temporary_folder
 from keras_tfm.export.checkpoints import keras_model
 from keras_tfm.export.graph.schema import ModelT
@@ -205,6 +206,8 @@ def verify(
     ...     verify(model, report.path).checks[0].top_1
     1.0
     """
+    if tolerance is not None:
+        check_not_negative("tolerance", tolerance)
     file = LoadedFile(path, adapter=adapter)
     model = keras_model(model)
     pairs = _pairs(model, file, inputs, merge_adapters=adapter is None)

@@ -14,7 +14,7 @@ from keras_tfm.generation.gather import gather
 from keras_tfm.generation.logits import log_normalizer
 from keras_tfm.generation.strategies.drafts import Draft
 from keras_tfm.generation.strategies.greedy import Greedy
-from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy
+from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy, leaves_none
 from keras_tfm.generation.strategies.task import Task
 from keras_tfm.layers.types import Tensor
 
@@ -304,9 +304,8 @@ class Drafted(Strategy):
         size = logits.shape[-1]
         values = gather(ops.reshape(logits, (-1, size)), ops.reshape(tokens, (-1, 1)))
         gained = ops.reshape(values, ops.shape(tokens)) - ops.squeeze(log_normalizer(logits), -1)
-        if self.processors:  # NaN tells the generator that they left no token
-            largest = ops.max(processed, axis=-1)
-            gained = ops.where(ops.equal(largest, -np.inf), np.nan, gained)
+        if self.processors:  # NaN tells the generator of them
+            gained = ops.where(ops.squeeze(leaves_none(processed), -1), np.nan, gained)
         # `where`, not a product: -inf (a forbidden token) times 0 is NaN.
         return ops.sum(ops.where(followed, gained, 0.0), axis=1)
 

@@ -118,8 +118,15 @@ class Strategy:
 
     def process(self, logits: Tensor, context: Context) -> Tensor:
         """Logits (B, V) -> logits (B, V) after all processors."""
+        size = logits.shape[-1]
         for processor in self.processors:
             logits = processor(ops.cast(logits, "float32"), context)
+            shape = getattr(logits, "shape", None)
+            if shape is None or len(shape) != 2 or shape[-1] != size:
+                got = type(logits).__name__ if shape is None else tuple(shape)
+                raise ValueError(
+                    f"the processor {processor!r} must return logits (B, {size}), got {got}"
+                )
         return logits
 
     def check_length(self, length: int) -> None:
@@ -191,9 +198,8 @@ class Strategy:
             token = task.pad_ended(token, running)
         if scores is not None:
             gained = _log_probabilities(logits, token)
-            if self.processors:  # NaN tells the generator that they left no token
-                largest = ops.max(processed, axis=1, keepdims=True)
-                gained = ops.where(ops.equal(largest, -np.inf), np.nan, gained)
+            if self.processors:  # NaN tells the generator of them
+                gained = ops.where(leaves_none(processed), np.nan, gained)
             if running is not None:
                 # `where`, not a product: -inf (a forbidden token) times 0 is NaN.
                 gained = ops.where(ops.greater(running, 0), gained, 0.0)
@@ -219,6 +225,13 @@ class Strategy:
         if last.scores is None:
             return {"tokens": last.tokens}
         return {"tokens": last.tokens, "scores": last.scores}
+
+
+def leaves_none(logits: Tensor) -> Tensor:
+    """Whether processors left no token, or NaN: (..., V) -> (..., 1), bool."""
+    is_none = ops.equal(ops.max(logits, axis=-1, keepdims=True), -np.inf)
+    # Apart from the maximum, which may be that of the other numbers.
+    return ops.logical_or(is_none, ops.any(ops.isnan(logits), axis=-1, keepdims=True))
 
 
 def _log_probabilities(logits: Tensor, token: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """Choosing tokens on the device: `Sampler`, in NumPy."""
 
-import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import SupportsIndex
 
 import numpy as np
+
+from keras_tfm.arguments import check_integer
 
 # From logits (B, V), float32, to integer tokens (B,).
 Choose = Callable[[np.ndarray], np.ndarray]
@@ -64,9 +64,13 @@ class Sampler:
                     raise ValueError(f"{name} must be within 0 and 1, got {value}")
         for name, least in (("top_k", 1), ("seed", 0)):
             value = getattr(self, name)
-            if value is not None and _integer(name, value) < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
-        banned = tuple(_integer("banned_tokens", x) for x in self.banned_tokens)
+            check_integer(name, value, least, optional=True)
+        if isinstance(self.banned_tokens, str) or not isinstance(self.banned_tokens, Iterable):
+            raise TypeError(f"banned_tokens must be ids, got {self.banned_tokens!r}")
+        banned = tuple(self.banned_tokens)
+        for token in banned:
+            check_integer("banned_tokens", token, 0)
+        banned = tuple(map(int, banned))
         object.__setattr__(self, "banned_tokens", banned)
 
     def probabilities(self, logits: np.ndarray, tokens: np.ndarray | None = None) -> np.ndarray:
@@ -179,11 +183,5 @@ def _check(name: str, value: object, zero: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not (0 < value < np.inf or (zero and value == 0)):
-        raise ValueError(f"{name} must be {'at least' if zero else 'greater than'} 0, got {value}")
-
-
-def _integer(name: str, value: SupportsIndex) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+        least = "at least" if zero else "greater than"
+        raise ValueError(f"{name} must be finite and {least} 0, got {value}")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_tfm.atomic_files import replacement, temporary_folder
+from keras_tfm.arguments import check_positive
+from keras_tfm.atomic_files import check_earlier, replacement, temporary_folder
 from keras_tfm.runtime.inspection.inspection import Subgraph, bytes_by_kind, inspect_subgraphs
 from keras_tfm.runtime.inspection.random_inputs import random_inputs
 from keras_tfm.runtime.inspection.subprocesses import run_module
@@ -91,7 +92,12 @@ class Benchmark:
         return result
 
     def write_json(self, path: str | Path) -> None:
-        """Writes `asdict()` to a file."""
+        """Writes `asdict()` to a file.
+
+        Raises:
+            FileExistsError: `path` is no earlier file of this kind.
+        """
+        check_earlier(path, "a benchmark in JSON", _is_benchmark)
         with replacement(path) as new:
             new.write_text(json.dumps(self.asdict(), indent=2) + "\n")
 
@@ -131,6 +137,13 @@ class Benchmark:
                 f"{graph.partitions:11}  {', '.join(most)}"
             )
         return "\n".join(lines)
+
+
+def _is_benchmark(path: Path) -> bool:
+    try:
+        return "latencies" in json.loads(path.read_bytes())
+    except (ValueError, TypeError):
+        return False
 
 
 def benchmark(
@@ -181,8 +194,7 @@ def benchmark(
     threads = list(threads)
     if not threads or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in threads):
         raise ValueError(f"threads must be integers of at least 1, got {threads}")
-    if not seconds > 0:
-        raise ValueError(f"seconds must be above 0, got {seconds}")
+    check_positive("seconds", seconds)
     latencies = []
     for count in threads:
         file = LoadedFile(path, count)

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from keras_tfm.arguments import check_file
 from keras_tfm.optional_package import install_command, optional_package
 from keras_tfm.runtime.manifest.checks import check_manifest, read_graphs
 from keras_tfm.runtime.manifest.manifest import Manifest, check_format
@@ -105,8 +106,8 @@ def read(file: File, name: Path | None = None) -> Manifest:
     path = path if name is None else name
     if isinstance(source, Path) and source.is_dir():
         raise IsADirectoryError(f"{path} is a folder, expected a .tflite file")
-    if isinstance(source, Path) and not source.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
+    if isinstance(source, Path):
+        check_file(source)
     content = map_content(source)
     if content[:8] == LITERTLM:
         command = install_command("litert-lm-api")

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_tfm.atomic_files import replacement
+from keras_tfm.arguments import check_file
+from keras_tfm.atomic_files import check_earlier, replacement
 from keras_tfm.runtime.decoding.steps import Steps
 from keras_tfm.runtime.manifest.manifest import Decode, Prefill, Signature, Tensor
 from keras_tfm.runtime.npz_file import Header, NpzError, NpzFile
@@ -37,7 +38,7 @@ class Saved(NamedTuple):
 
 
 def write(path: str | Path, sha256: str, tokens: list[int], owed: int | None, steps: Steps) -> None:
-    """Writes a session; the file is complete or unchanged.
+    """Writes a session; the file is complete or unchanged. An earlier session is replaced.
 
     Args:
         path: the file. Unlike `np.savez`, nothing is appended to its name.
@@ -45,6 +46,9 @@ def write(path: str | Path, sha256: str, tokens: list[int], owed: int | None, st
         tokens: list of int, all tokens.
         owed: int, as of `GivenText`; None if all of their text was given.
         steps: their KV caches.
+
+    Raises:
+        FileExistsError: `path` is another file.
     """
     arrays: dict[str, np.ndarray] = {
         "version": np.array(_VERSION),
@@ -56,8 +60,25 @@ def write(path: str | Path, sha256: str, tokens: list[int], owed: int | None, st
         **{_STATE + key: x for key, x in steps.states.items()},
         **({"position": np.array(steps.position)} if steps.states else {}),
     }
+    check_earlier(path, "a saved session", _is_session)
     with replacement(path) as new, new.open("xb") as file:
         np.savez(file, allow_pickle=False, **arrays)
+
+
+def _is_session(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return _has_session(NpzFile(file).headers)
+    except NpzError:
+        return False
+
+
+def _has_session(headers: Mapping[str, Header]) -> bool:
+    """Whether the arrays of a file are those of a session, of any version."""
+    scalars = {"version": "i", "sha256": "U"}
+    return "tokens" in headers and all(
+        name in headers and _is_scalar(headers[name], kind) for name, kind in scalars.items()
+    )
 
 
 def read(
@@ -80,8 +101,7 @@ def read(
             have values that are not finite.
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
+    check_file(path)
     try:
         with path.open("rb") as file:
             return _read(path, NpzFile(file), sha256, signatures, decode)
@@ -97,11 +117,7 @@ def _read(
     decode: Decode,
 ) -> Saved:
     headers = file.headers
-    scalars = {"version": "i", "sha256": "U"}
-    is_session = "tokens" in headers and all(
-        name in headers and _is_scalar(headers[name], kind) for name, kind in scalars.items()
-    )
-    if not is_session or file.read("version") != _VERSION:
+    if not _has_session(headers) or file.read("version") != _VERSION:
         raise ValueError(f"{path} is not a session that this version of keras_tfm saved")
     found = str(file.read("sha256"))
     if found != sha256:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from keras_tfm.arguments import check_integer
 from keras_tfm.runtime.checked_inputs import Inputs, integer_rows, prompt_input
 from keras_tfm.runtime.decoding.host_loop import checked_tokens, decode_of, known_of_row
 from keras_tfm.runtime.decoding.sampling import Choose, Sampler, chooser
@@ -227,9 +227,9 @@ class Session:
             TypeError: `count` is not an integer.
             RuntimeError: another thread uses the session.
         """
-        count = operator.index(count)
+        check_integer("count", count, 0)
         with self._use(run=False):
-            if not 0 <= count <= len(self._tokens):
+            if count > len(self._tokens):
                 raise ValueError(f"count must be in 0..{len(self._tokens)}, got {count}")
             self._turn += 1
             self._rewind(len(self._tokens) - count)

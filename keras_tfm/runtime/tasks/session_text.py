@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Generator, Iterator, Sequence
 
+from keras_tfm.arguments import check_integer
 from keras_tfm.runtime.tasks.text import before_stop, complete, pieces
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
 
@@ -16,8 +16,7 @@ class Run:
     """The limits of one generation, and what became of it."""
 
     def __init__(self, max_tokens: int | None):
-        if max_tokens is not None and operator.index(max_tokens) < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+        check_integer("max_tokens", max_tokens, optional=True)
         self.max_tokens = max_tokens
         self.first = 0  # the number of tokens before the new ones
         self.ended = ""
