@@ -306,6 +306,22 @@ def test_predict_text(run, classifier_path, stdin):
     np.testing.assert_allclose(answer["output"]["output"], outputs[1], rtol=1e-6)
 
 
+def test_an_argument_is_one_row(run, classifier_path):
+    """Rows after the first would be lost."""
+    code, out, err = run("predict", classifier_path, "[[3, 4], [5]]", "[[3, 4]]", "--from-json")
+    assert code == 1
+    assert "argument 1: expected one row, got 2" in err
+    assert out == run("predict", classifier_path, "[3, 4]", "--from-json")[1]
+
+
+@pytest.mark.parametrize("command", [["generate", "--ids"], ["predict", "--from-json"]])
+def test_closed_standard_input(run, file_path, command, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)  # Python's, in a process without one
+    code, out, err = run(command[0], file_path, *command[1:])
+    assert (code, out) == (1, "")
+    assert "expected texts as arguments or on standard input, which is closed" in err
+
+
 def test_predict_json(run, file_path, classifier_path, stdin):
     row = {"source": [3, 4], "target": [1, 2]}
     expected = runtime.load(file_path).predict(row)["output"][0]

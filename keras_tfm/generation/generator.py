@@ -353,7 +353,8 @@ class Generator:
         rows = np.flatnonzero(np.isnan(best) | (best == IMPOSSIBLE)) // self.strategy.copies
         if len(rows):
             raise ValueError(
-                f"the processors allow no token in row {rows[0]}: some contradict each other"
+                f"the processors allow no token in row {rows[0]}: some contradict each other, or "
+                "one returns NaN"
             )
 
     def _check_finite(self, failed: int, prepared: Prepared) -> None:

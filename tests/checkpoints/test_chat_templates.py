@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import keras_tfm
 from keras_tfm import runtime
-from keras_tfm.checkpoints import load_chat_template, load_tokenizer
+from keras_tfm.checkpoints import load_chat_template, load_jinja_template, load_tokenizer
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import generate
 from keras_tfm.runtime.tokenizers.tokenizer import prompt_ids, read
@@ -112,6 +112,36 @@ def test_a_conversation_has_the_tokens_of_transformers(name, adds_start, by_hand
         ids += tokenizer.encode_more(MESSAGES[1]["content"])
         ids += tokenizer.encode_more(template.turn(MESSAGES[2]["content"]))
         assert ids == [*added, *reference.apply_chat_template(MESSAGES, **options)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "others"),
+    [
+        # In older folders, two files; that of the special tokens comes first.
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, {"eos_token": "</s>"}),
+        ({"eos_token": "<unk>"}, {"eos_token": "</s>"}),
+        ({"eos_token": "</s>", "added_tokens_decoder": {}}, {"eos_token": "<unk>"}),
+        ({"tokenizer_class": "LlamaTokenizer"}, {}),  # the class's own
+        ({"tokenizer_class": "LlamaTokenizerFast", "eos_token": None}, {}),
+    ],
+)
+def test_special_tokens_that_a_template_writes(settings, others, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    template = (
+        "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}{{ eos_token }}\n"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    folder = folder_of(tmp_path, template)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
+    settings |= {"chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "special_tokens_map.json").write_text(json.dumps(others))
+    reference = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    if settings["tokenizer_class"].startswith("Llama"):
+        reference.eos_token = settings.get("eos_token", "</s>")
+    wanted = reference.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    assert load_chat_template(folder).prompt(MESSAGES) == wanted
+    assert load_jinja_template(folder).prompt(MESSAGES) == wanted
 
 
 def test_a_template_in_a_file_of_its_own_and_several_by_name(tmp_path):

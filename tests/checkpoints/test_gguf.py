@@ -113,6 +113,39 @@ def open_config(path):
     return open_gguf(path)[0].fields
 
 
+def test_numbers_that_scale(tmp_path):
+    """As llama.cpp reads them: a factor without a type is linear, its old name is known."""
+    path = tmp_path / "model.gguf"
+    linear = {"rope_type": "linear", "factor": 4.0}
+    for changes, scaling in (
+        ({}, None),
+        ({"rope.scaling.factor": 4.0}, linear),
+        ({"rope.scale_linear": 4.0}, linear),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+        ({"rope.scaling.type": "linear"}, None),
+        (
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 16,
+                "rope.scaling.yarn_beta_fast": 8.0,
+                "rope.scaling.yarn_attn_factor": 1.0,
+            },
+            {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "beta_fast": 8.0,
+            },
+        ),
+        ({"attention.causal": True, "logit_scale": 1.0, "attention.scale": 0.0}, None),
+    ):
+        make_gguf(path, lambda name: "Q4_0", **changes)
+        assert open_config(path).get("rope_scaling") == scaling
+    make_gguf(path, lambda name: "Q4_0", "gemma3", final_logit_softcapping=30.0)
+    assert open_config(path)["final_logit_softcapping"] == 30.0
+
+
 def test_a_mixture_says_what_is_rounded(tmp_path):
     """Q8_0 is rounded to a scale for each row; a fused matrix of two types, too."""
     path = tmp_path / "model.gguf"
@@ -188,6 +221,14 @@ def test_bad_gguf_files(tmp_path):
         ({"expert_count": 4}, "mixtures of experts"),
         ({"rope.scaling.type": "su"}, "none, linear or yarn"),
         ({"attention.head_count_kv": 5}, "rows for 5 heads"),
+        ({"attention.causal": False}, r"llama\.attention\.causal must be True"),
+        ({"attention.clamp_kqv": 8.0}, r"attention\.clamp_kqv must be 0\.0"),
+        ({"attention.scale": 1.0}, r"attention\.scale must be 0\.0 or 0\.\d+: other values"),
+        ({"attention.sliding_window_pattern": 6}, "sliding_window_pattern must be 1 or"),
+        ({"attention.temperature_length": 4}, "temperature_length must be absent"),
+        ({"logit_scale": 0.5}, r"logit_scale must be 0\.0 or 1\.0"),
+        ({"rope.scaling.attn_factor": 2.0}, r"rope\.scaling\.attn_factor must be 1\.0"),
+        ({"rope.scaling.yarn_ext_factor": 0.5}, r"yarn_ext_factor must be 1\.0"),
     ]:
         make_gguf(path, lambda name: "Q4_0", **changes)
         with pytest.raises(ValueError, match=text) as error:

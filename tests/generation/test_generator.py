@@ -405,7 +405,7 @@ def test_one_array_for_several_inputs():
     [
         ({"max_length": 1}, r"max_length must be at least 2, the start token included, got 1"),
         ({"start_id": 13}, r"start_id must be in 0\.\.12, got 13"),
-        ({"start_id": -1}, r"start_id must be in 0\.\.12, got -1"),
+        ({"start_id": -1}, "start_id must be at least 0, got -1"),
         ({"end_id": 13}, r"end_id must be in 0\.\.12, got 13"),
         ({"target": "sauce"}, r"no input 'sauce' to step, its inputs are \['source', 'target'\]"),
     ],
@@ -413,6 +413,26 @@ def test_one_array_for_several_inputs():
 def test_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         Generator(encoder_decoder(), **{"max_length": 5, "start_id": 1, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_length": 8.5}, "max_length must be an integer, got 8.5"),
+        ({"max_length": "8"}, "max_length must be an integer, got '8'"),
+        ({"start_id": 1.0}, "start_id must be an integer, got 1.0"),
+        ({"start_id": True}, "start_id must be an integer, got True"),
+        ({"end_id": [2, 1.5]}, r"end_id must be .*, got \[2, 1\.5\]"),
+    ],
+)
+def test_numbers_that_are_no_integers(options, message):
+    with pytest.raises(TypeError, match=message):
+        Generator(encoder_decoder(), **{"max_length": 5, "start_id": 1, **options})
+
+
+def test_sources_of_several_lengths_are_to_be_padded():
+    with pytest.raises(ValueError, match="rows of other lengths: pad them"):
+        Generator(encoder_decoder(), 5, START)([[3, 4], [5]])
 
 
 def test_logits_over_more_ids_than_the_target_takes():

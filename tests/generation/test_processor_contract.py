@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from small_models import SOURCES, TARGET_SIZE, encoder_decoder
 
-from keras_tfm.generation import Beam, Contrastive, Generator, Greedy, Sample, processors
+from keras_tfm.generation import (
+    Beam,
+    Contrastive,
+    Drafted,
+    Generator,
+    Greedy,
+    PromptLookup,
+    Sample,
+    processors,
+)
 
 END, LENGTH = 7, 10
 # Of one token and more, so that rows have padding before them.
@@ -174,6 +183,34 @@ def test_processors_that_leave_no_token_are_an_error(model, strategy):
     some = [*KINDS["function"][0], processors.SuppressTokens([8, 9])]
     with pytest.raises(ValueError, match="allow no token in row 2: some contradict each other"):
         list(rows_of(model, STRATEGIES[strategy](processors=some)))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Greedy, Sample, lambda **options: Drafted(PromptLookup(), strategy=Greedy(**options))],
+)
+@pytest.mark.parametrize("ids", [[5], range(TARGET_SIZE)], ids=["one", "all"])
+def test_nan_of_a_processor_is_an_error(model, strategy, ids):
+    def broken(logits, context):
+        is_broken = np.isin(np.arange(TARGET_SIZE), list(ids))
+        return keras.ops.where(is_broken, float("nan"), logits)
+
+    with pytest.raises(ValueError, match=r"allow no token in row 0: .* NaN"):
+        list(rows_of(model, strategy(processors=[broken])))
+
+
+@pytest.mark.parametrize(
+    ("processor", "got"),
+    [
+        (lambda logits, context: logits[:, :3], r"\(\w+, 3\)"),
+        (lambda logits, context: logits[0], r"\(13,\)"),
+        (lambda logits, context: None, "NoneType"),
+    ],
+    ids=["narrower", "a row", "None"],
+)
+def test_processors_return_logits(model, processor, got):
+    with pytest.raises(ValueError, match=rf"must return logits \(B, 13\), got {got}"):
+        list(rows_of(model, Greedy([processor])))
 
 
 def test_a_stream_stops_where_no_token_is_left(model):

@@ -10,7 +10,7 @@ from execution import tensorflow_only
 from grids import first_of
 from small_models import randomize
 
-from keras_tfm import layers
+from keras_tfm import layers, models
 from keras_tfm.generation import Beam, Generator, generate, shared_traces
 from keras_tfm.layers import TransformerDecoderBlock
 from keras_tfm.layers.transformer_block import TransformerDecoderBlock as Block
@@ -167,6 +167,97 @@ def test_blocks_that_differ_are_not_taken_for_one_another(other, monkeypatch):
     wanted = Generator(model, max_length=12)(inputs_of(model))
     np.testing.assert_array_equal(found.tokens, wanted.tokens)
     np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-5)
+
+
+def tanh_of(factor):
+    """A function of the same name for each factor."""
+
+    def act(x):
+        return keras.ops.tanh(factor * x)
+
+    return act
+
+
+def other_functions(block, i):
+    block.feed_forward.activation = tanh_of([1.0, 1.0, 0.1, 3.0][i])
+
+
+def adapters_of_other_scales(block, i):
+    layer = block.feed_forward.inner
+    layer.enable_lora(2, lora_alpha=[2, 2, 8, 32][i])
+    layer.lora_kernel_b.assign(np.full(layer.lora_kernel_b.shape, 0.3, "float32"))
+
+
+def other_caps(block, i):
+    block.self_attention.soft_cap = [None, None, 0.5, 0.1][i]
+
+
+def assert_as_full_passes(model):
+    """The score of a generation is the sum of the log-probabilities of full passes."""
+    found = generate(model, [[3, 4]], max_length=9)
+    tokens = found.tokens[:, :-1]
+    logits = model({"target": tokens} if isinstance(model.input, dict) else tokens)
+    logits = keras.ops.log_softmax(logits)
+    taken = keras.ops.convert_to_numpy(logits)[0, np.arange(1, 8), found.tokens[0, 2:]]
+    np.testing.assert_allclose(found.scores, [taken.sum()], rtol=1e-4)
+
+
+@pytest.mark.parametrize("change", [other_functions, adapters_of_other_scales, other_caps])
+def test_what_was_set_after_a_block_was_made(change):
+    """It is in no configuration, or as a name; the third block would take the second's."""
+    model = model_of(lambda i: TransformerDecoderBlock(17, 3, cross_attention=False), num_layers=4)
+    for i, block in enumerate(x for x in model.layers if isinstance(x, Block)):
+        change(block, i)
+    assert_as_full_passes(model)
+
+
+def test_functions_of_one_name(traced):
+    def block(i):
+        function = tanh_of([1.0, 1.0, 0.1, 3.0][i])
+        return TransformerDecoderBlock(17, 3, cross_attention=False, activation=function)
+
+    assert_as_full_passes(model_of(block, num_layers=4))
+    same = tanh_of(2.0)  # one function in all blocks: they share its trace
+    model = model_of(
+        lambda i: TransformerDecoderBlock(17, 3, cross_attention=False, activation=same)
+    )
+    generator = Generator(model, max_length=9, start_id=1)
+    traced.clear()
+    generator(inputs_of(model))
+    assert len(set(traced)) == 2
+
+
+def test_layers_that_stay_in_float_beside_rounded_ones():
+    model = models.gpt(V, dim=32, num_layers=4, num_heads=2, intermediate_dim=64, max_length=9)
+    randomize(model, 3)
+    kept = ["decoder_2", "decoder_3"]
+    models.enable_quantization(model, "int4", activations=True, keep_float=kept)
+    assert_as_full_passes(model)
+
+
+def test_a_function_that_keras_cannot_save():
+    function = functools.partial(keras.activations.leaky_relu, negative_slope=0.1)
+    assert_as_full_passes(
+        model_of(
+            lambda i: TransformerDecoderBlock(17, 3, cross_attention=False, activation=function)
+        )
+    )
+
+
+def test_a_block_that_cannot_be_stepped_behind_others_of_its_name():
+    def mixing(mixes):
+        def act(x):
+            return keras.ops.cumsum(x, 1) if mixes else x
+
+        return act
+
+    model = model_of(
+        lambda i: TransformerDecoderBlock(
+            17, 3, cross_attention=False, activation=mixing(mixes=i == 2)
+        )
+    )
+    with pytest.raises(ValueError, match="mixes positions"):
+        Generator(model, max_length=9, start_id=1)
 
 
 def test_lambdas_with_other_closures_are_traced_each(traced):

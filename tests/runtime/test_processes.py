@@ -56,6 +56,15 @@ def test_a_pickled_model_is_loaded_again(tmp_path, cached, monkeypatch):
     np.testing.assert_array_equal(copy.generate(QUESTIONS).tokens, small_tokens())
 
 
+def test_another_file_in_the_place_of_a_pickled_one(tmp_path):
+    path = tmp_path / "x.tflite"
+    shutil.copy(small_file().path, path)
+    pickled = pickle.dumps(runtime.load(path))
+    shutil.copy(small_file(num_layers=2).path, path)
+    with pytest.raises(ValueError, match="was replaced by another file after it had been loaded"):
+        pickle.loads(pickled)
+
+
 def test_a_closed_model_is_not_pickled():
     model = runtime.load(small_file().path)
     model.close()

@@ -255,6 +255,18 @@ def test_a_saved_session_goes_on(tmp_path):
     assert len(model.session(restore=path)) == 0
 
 
+def test_another_file_is_not_replaced(tmp_path):
+    model = load(written())
+    for name, content in (("model.tflite", Path(written()).read_bytes()), ("x.zip", b"PK\x03\x04")):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(FileExistsError, match="it exists and is not a saved session"):
+            model.session().save(path)
+        assert path.read_bytes() == content
+    (tmp_path / "empty").touch()  # `tempfile` creates those
+    model.session().save(tmp_path / "empty")
+
+
 def test_other_files_are_no_saved_sessions(tmp_path):
     model, path = load(written()), tmp_path / "session.npz"
     with pytest.raises(FileNotFoundError, match="no such file"):

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -119,6 +121,22 @@ def make_unwritable(folder, monkeypatch):
 
     for module, name in ((tempfile, "mkdtemp"), (os, "replace"), (os, "unlink"), (os, "utime")):
         monkeypatch.setattr(module, name, refuse)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit for files")
+@pytest.mark.parametrize("kind", ["full", "limit"])
+def test_a_disk_without_room(report, tmp_path, monkeypatch, kind):
+    """XNNPACK would end the process."""
+    if kind == "full":
+        usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    else:
+        limits = (1000, resource.RLIM_INFINITY)
+        monkeypatch.setattr(resource, "getrlimit", lambda number: limits)
+    with pytest.warns(UserWarning, match=r"packed in memory .*bytes are needed, 1,000 are free"):
+        model = runtime.load(report.path, weight_cache=tmp_path / "c")
+    np.testing.assert_array_equal(model.generate(QUESTIONS).tokens, small_tokens(num_layers=2))
+    assert not caches(tmp_path / "c")
 
 
 @pytest.mark.parametrize("before", ["nothing", "whole", "damaged"])

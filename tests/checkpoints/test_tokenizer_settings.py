@@ -1,0 +1,140 @@
+"""What transformers changes in a `tokenizer.json` by the settings beside it."""
+
+import json
+
+import pytest
+
+from keras_tfm.checkpoints import load_tokenizer
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+from tokenizers import (  # noqa: E402
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "film", "The", "café", "cafe", "猫"]
+TEXTS = ["The film café", "the 猫 film", "", "café The"]
+
+
+def ids_of_both(folder):
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = load_tokenizer(folder)
+    return [ours.encode(x).ids for x in TEXTS], [theirs(x)["input_ids"] for x in TEXTS]
+
+
+def write(folder, tokenizer, model_type, settings, size=None):
+    tokenizer.save(str(folder / "tokenizer.json"))
+    size = size or tokenizer.get_vocab_size()
+    config = {"model_type": model_type, "vocab_size": size}
+    (folder / "config.json").write_text(json.dumps(config))
+    if settings is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        None,
+        {"tokenizer_class": "BertTokenizer"},
+        {"tokenizer_class": "BertTokenizerFast", "do_lower_case": False},
+        {"tokenizer_class": "ElectraTokenizer", "strip_accents": False},
+        {"tokenizer_class": "DistilBertTokenizer", "do_lower_case": False, "strip_accents": True},
+        {"tokenizer_class": "BertTokenizer", "tokenize_chinese_chars": False},
+        {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False},
+    ],
+    ids=str,
+)
+def test_word_pieces(lowercase, settings, tmp_path):
+    tokenizer = Tokenizer(models.WordPiece({x: i for i, x in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    write(tmp_path, tokenizer, "bert", settings)
+    ours, theirs = ids_of_both(tmp_path)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("name", ["GPT2Tokenizer", "Qwen2Tokenizer"])
+@pytest.mark.parametrize("prefix", [False, True])
+@pytest.mark.parametrize("setting", [False, True])
+def test_a_space_before_byte_pairs(name, prefix, setting, tmp_path):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = {x: i for i, x in enumerate(["<|endoftext|>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(pieces, []))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    settings = {"tokenizer_class": name, "add_prefix_space": setting}
+    write(tmp_path, tokenizer, "gpt2", settings)
+    ours, theirs = ids_of_both(tmp_path)
+    assert ours == theirs
+
+
+def test_llama_without_a_space(tmp_path):
+    pieces = {x: i for i, x in enumerate(["<unk>", "<s>", "</s>", "▁", *"abcefhilmtTé"])}
+    tokenizer = Tokenizer(models.BPE(pieces, [], unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    write(tmp_path, tokenizer, "llama", {"tokenizer_class": "LlamaTokenizer"})
+    prefixed = load_tokenizer(tmp_path)
+    assert prefixed.encode("the").tokens == ["▁", "t", "h", "e"]
+    settings = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(tmp_path)
+    for text in ("The film café", "a  cafe"):
+        wanted = transformers.AutoTokenizer.from_pretrained(tmp_path)(
+            text, add_special_tokens=False
+        )["input_ids"]
+        assert tokenizer.encode(text).ids == wanted
+    assert tokenizer.decode(tokenizer.encode(" the").ids) == " the"
+
+
+@pytest.mark.parametrize(
+    ("settings", "others"),
+    [
+        ({"additional_special_tokens": ["<tool>"]}, {}),
+        ({"added_tokens_decoder": {"4": {"content": "<tool>", "special": True}}}, {}),
+        ({"pad_token": "<tool>"}, {}),
+        ({}, {"special_tokens_map.json": {"pad_token": "<tool>"}}),
+        ({}, {"added_tokens.json": {"<tool>": 4}}),
+        ({"eos_token": "b"}, {}),  # a word of the vocabulary, found within others
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rows", [4, 5])
+def test_tokens_of_the_settings(settings, others, rows, tmp_path):
+    tokenizer = Tokenizer(
+        models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "</s>": 3}, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
+    write(tmp_path, tokenizer, "llama", settings, rows)
+    for name, content in others.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    ours = load_tokenizer(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("a <tool> b", "a</s> ab", "<tool>b"):
+        wanted = theirs(text)["input_ids"]
+        if max(wanted) < rows:  # a token for which the model has no row stays text
+            assert ours.encode(text).ids == wanted, text
+        else:
+            assert max(ours.encode(text).ids) < rows
+
+
+def test_special_tokens_that_are_split(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    write(tmp_path, tokenizer, "llama", {"split_special_tokens": True})
+    with pytest.raises(ValueError, match="split_special_tokens must be false"):
+        load_tokenizer(tmp_path)
