@@ -137,6 +137,9 @@ def read(folder: Path) -> list[Test]:
         branches |= _branches(path.with_suffix(".coverage"), numbers)
     if not tests:
         raise SystemExit(f"{folder} has no tests: begin with `pytest -p tiers --measure={folder}`")
+    names = [test["name"] for test in tests]
+    if len({*names}) < len(names):
+        raise SystemExit(f"{folder} has several runs: measure into an empty folder")
     nothing = np.zeros(0, int)
     return [Test(**test, branches=branches.get(test["name"], nothing)) for test in tests]
 

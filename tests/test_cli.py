@@ -319,7 +319,7 @@ def test_closed_standard_input(run, file_path, command, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)  # Python's, in a process without one
     code, out, err = run(command[0], file_path, *command[1:])
     assert (code, out) == (1, "")
-    assert "expected texts as arguments or on standard input, which is closed" in err
+    assert "expected lines on standard input, which is closed" in err
 
 
 def test_predict_json(run, file_path, classifier_path, stdin):

@@ -1,7 +1,9 @@
 """Which tests .ci/tiers.py puts into the slow tier, and what `slow.txt` names."""
 
 import ast
+import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +102,18 @@ def test_what_was_measured_is_read(tmp_path):
 
 def test_an_empty_folder_is_named(tmp_path):
     with pytest.raises(SystemExit, match="has no tests: begin with `pytest -p tiers --measure="):
+        tiers.read(tmp_path)
+
+
+def test_two_runs_in_a_folder(tmp_path):
+    for name in ("1", "2"):
+        line = {"name": "tests/test_x.py::test_y", "seconds": 2.0, "stays": False}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+        with sqlite3.connect(tmp_path / f"{name}.coverage") as data:
+            for table in ("arc (context_id, file_id, fromno, tono)", "context (id, context)"):
+                data.execute(f"create table {table}")
+            data.execute("create table file (id, path)")
+    with pytest.raises(SystemExit, match="has several runs: measure into an empty folder"):
         tiers.read(tmp_path)
 
 

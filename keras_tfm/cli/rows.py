@@ -36,7 +36,7 @@ def run(texts: Sequence[str] | None, answer: Callable[[str], str | None]) -> Non
 def lines() -> Iterator[bytes]:
     """The lines of standard input, which may not be valid UTF-8."""
     if sys.stdin is None:  # Python's, where a process has none
-        raise ValueError("expected texts as arguments or on standard input, which is closed")
+        raise ValueError("expected lines on standard input, which is closed")
     for line in sys.stdin.buffer:
         yield line.rstrip(b"\r\n")
 

@@ -1,11 +1,13 @@
 """Exports a trained model to one .tflite file."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Unpack
 
 import keras
+import numpy as np
 
 from keras_tfm.arguments import check_not_negative
 from keras_tfm.export import files
@@ -202,9 +204,9 @@ def export_tflite(
         )
     import_litert("interpreter")
     files.check_file(path, overwrite)
-    if tolerance is not None:
+    if tolerance not in (None, math.inf):
         check_not_negative("tolerance", tolerance)
-    if not isinstance(custom_operators, bool):
+    if not isinstance(custom_operators, bool | np.bool_):
         raise TypeError(f"custom_operators must be a bool, got {custom_operators!r}")
     warn_if_short(whole, quantization, verify)
     own: Any = {"tokenizer": tokenizer, "images": images, "labels": labels}

@@ -24,6 +24,9 @@ from keras_tfm.layers.target import current_target
 from keras_tfm.layers.transformer_block import TransformerBlock
 from keras_tfm.layers.types import Arguments, Tensor
 
+# Parts of Keras that compute what their configuration says.
+_CONFIGURED = (keras.DTypePolicy, keras.quantizers.Quantizer, keras.quantizers.QuantizationConfig)
+
 
 class _Traced(NamedTuple):
     """A block as a function.
@@ -226,8 +229,8 @@ def _described(x: Any, numbers: dict[int, int]) -> Any:
         return "variable", tuple(x.shape), x.dtype
     if isinstance(x, keras.initializers.Initializer | keras.random.SeedGenerator):
         return None  # the weights are arguments, and nothing is dropped
-    if type(x) is keras.DTypePolicy:
-        return "policy", x.name
+    if isinstance(x, _CONFIGURED):
+        return type(x), _described(x.get_config(), numbers)
     if isinstance(x, Mapping):
         names = ("name", "shared_object_id", "build_config")
         return tuple((key, _described(y, numbers)) for key, y in x.items() if key not in names)

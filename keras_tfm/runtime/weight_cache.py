@@ -34,7 +34,7 @@ else:
     import resource
 
 # Packed, float16 becomes float32, and small matrices are filled up to the tiles of the kernels.
-_TILES = 1 << 20
+_LARGER, _TILES = 2, 1 << 20
 # The size limit of a folder in bytes. Above it, the least recently used caches are deleted.
 MAX_BYTES = 4 << 30
 
@@ -133,7 +133,9 @@ def _build(source: Path | bytes, folder: Path, key: str, threads: int) -> Path |
 
 def _check_room(folder: Path, size: int) -> None:
     """Raises unless the cache of a file of `size` bytes fits: else XNNPACK ends the process."""
-    needed, free = 2 * size + _TILES, shutil.disk_usage(folder).free
+    usage = shutil.disk_usage(folder)
+    free = usage.free if usage.total else size * _LARGER + _TILES  # some file systems tell nothing
+    needed = size * _LARGER + _TILES
     if resource is not None:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         free = free if limit == resource.RLIM_INFINITY else min(free, limit)

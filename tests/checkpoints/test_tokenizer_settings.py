@@ -133,6 +133,48 @@ def test_tokens_of_the_settings(settings, others, rows, tmp_path):
             assert max(ours.encode(text).ids) < rows
 
 
+@pytest.mark.parametrize(
+    ("settings", "others"),
+    [
+        ({"mask_token": "<mask>"}, {}),  # as transformers 5 saves it: by its text alone
+        ({}, {"special_tokens_map.json": {"mask_token": "<mask>"}}),
+        ({"additional_special_tokens": ["<mask>"]}, {}),
+        ({"added_tokens_decoder": {"4": {"content": "<mask>", "lstrip": True}}}, {}),
+    ],
+    ids=str,
+)
+def test_rules_of_a_mask(settings, others, tmp_path):
+    """The space before it belongs to it."""
+    pieces = {"<unk>": 0, "a": 1, "b": 2, "Ġ": 3, "<mask>": 4}
+    tokenizer = Tokenizer(models.BPE(pieces, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True, special=True)])
+    write(tmp_path, tokenizer, "gpt2", {"tokenizer_class": "PreTrainedTokenizerFast", **settings})
+    for name, content in others.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)("a <mask> b")["input_ids"]
+    assert load_tokenizer(tmp_path).encode("a <mask> b").ids == theirs == [1, 4, 3, 2]
+
+
+@pytest.mark.parametrize("number", [1, 300])
+def test_numbers_that_a_tokenizer_does_not_give(number, tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    added = {str(number): {"content": "<new>"}}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": added}
+    write(tmp_path, tokenizer, "gpt2", settings, size=5)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)("a <new>")["input_ids"]
+    assert load_tokenizer(tmp_path).encode("a <new>").ids == theirs
+
+
+def test_rows_for_some_tokens(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    settings = {"additional_special_tokens": ["<1>", "<2>"]}
+    write(tmp_path, tokenizer, "gpt2", {"tokenizer_class": "TokenizersBackend", **settings}, 3)
+    assert load_tokenizer(tmp_path).encode("a <1> <2>").ids == [1, 2, 0]
+
+
 def test_special_tokens_that_are_split(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
     write(tmp_path, tokenizer, "llama", {"split_special_tokens": True})

@@ -199,6 +199,22 @@ def test_nan_of_a_processor_is_an_error(model, strategy, ids):
         list(rows_of(model, strategy(processors=[broken])))
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow")
+@pytest.mark.parametrize("strategy", [Greedy, lambda **options: Beam(2, **options)])
+def test_a_function_of_python_is_a_processor(model, strategy):
+    """Its result has no static shape."""
+    import tensorflow as tf
+
+    def halved(logits, context):
+        return tf.numpy_function(lambda x: x * np.float32(0.5), [logits], tf.float32)
+
+    def half(logits, context):
+        return logits * 0.5
+
+    found, wanted = (list(rows_of(model, strategy(processors=[x]))) for x in (halved, half))
+    assert [list(x) for _, x in found] == [list(x) for _, x in wanted]
+
+
 @pytest.mark.parametrize(
     ("processor", "got"),
     [

@@ -1,6 +1,7 @@
 """Equal blocks are traced twice, and compute what each would by itself."""
 
 import functools
+import warnings
 
 import keras
 import numpy as np
@@ -129,6 +130,17 @@ def test_a_block_is_traced_twice_in_a_graph(traced):
     generator(inputs_of(model))
     graphs = 2  # the prompt's and the loop's
     assert len(traced) == 2 * graphs
+    assert len(set(traced)) == 2
+
+
+def test_blocks_that_keras_quantizes_are_traced_twice(traced):
+    model = models.llama(V, dim=D, num_layers=4, num_heads=2, intermediate_dim=17, max_length=9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of layers that Keras leaves as they are
+        model.quantize("int8")
+    generator = Generator(model, max_length=9)
+    traced.clear()
+    generator([[3, 4]])
     assert len(set(traced)) == 2
 
 

@@ -100,7 +100,45 @@ class TokenizerSettings:
             ValueError: a token gets another id than the settings say.
         """
         numbered = self._tokens_by_id()
-        known = {token.content for token in numbered.values()}
+        tokenizer.add_tokens(self._tokens(numbered, set(), special, more))
+        for i, token in numbered.items():
+            found = tokenizer.token_to_id(token.content)
+            if found != i:
+                raise ValueError(
+                    f"{self.folder}: the token {token.content!r} must have the id {i}, as its "
+                    f"settings say, got {found}"
+                )
+
+    def add_missing(self, tokenizer: Tokenizer, rows: int | None) -> None:
+        """Adds what the tokenizer of a `tokenizer.json` lacks, as transformers does.
+
+        Its own tokens keep their rules, such as a space that belongs to a mask, where the settings
+        name them alone. A token gets the next id, whatever the settings say.
+
+        Args:
+            tokenizer: `tokenizers.Tokenizer`.
+            rows: int or None, the number of ids of the model; a token beyond stays text.
+        """
+        present = {x.content for x in tokenizer.get_added_tokens_decoder().values()}
+        tokens = self._tokens(self._tokens_by_id(), present, {})
+        if not tokens:
+            return
+        size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        for token in tokens:
+            is_new = tokenizer.token_to_id(token.content) is None
+            if not is_new or rows is None or size < rows:
+                tokenizer.add_tokens([token])
+                size += is_new
+
+    def _tokens(
+        self,
+        numbered: dict[int, Token],
+        present: set[str],
+        special: dict[str, str | None],
+        more: Iterable[Token] = (),
+    ) -> list[Token]:
+        """Those with a number in its order, then named ones and others, but for `present` ones."""
+        known = present | {token.content for token in numbered.values()}
         tokens = [numbered[i] for i in sorted(numbered)]
         for name in _SPECIAL:
             # A null in the settings means no such token.
@@ -110,15 +148,7 @@ class TokenizerSettings:
                 known.add(token.content)
                 tokens.append(token)
         extra = [] if more else self.extra()
-        tokens += [token for token in (*more, *extra) if token.content not in known]
-        tokenizer.add_tokens(tokens)
-        for i, token in numbered.items():
-            found = tokenizer.token_to_id(token.content)
-            if found != i:
-                raise ValueError(
-                    f"{self.folder}: the token {token.content!r} must have the id {i}, as its "
-                    f"settings say, got {found}"
-                )
+        return tokens + [token for token in (*more, *extra) if token.content not in known]
 
     def add_ends(self, tokenizer: Tokenizer, begin: str, end: str) -> None:
         """Adds a start and an end token to each text, where the settings ask for it."""

@@ -1,6 +1,7 @@
 """Verifies that each signature of an exported file returns what the model returns."""
 
 import logging
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -206,7 +207,7 @@ def verify(
     ...     verify(model, report.path).checks[0].top_1
     1.0
     """
-    if tolerance is not None:
+    if tolerance not in (None, math.inf):
         check_not_negative("tolerance", tolerance)
     file = LoadedFile(path, adapter=adapter)
     model = keras_model(model)

@@ -122,7 +122,10 @@ class Strategy:
         for processor in self.processors:
             logits = processor(ops.cast(logits, "float32"), context)
             shape = getattr(logits, "shape", None)
-            if shape is None or len(shape) != 2 or shape[-1] != size:
+            if shape is not None and getattr(shape, "rank", 2) is None:  # of a Python function
+                logits = ops.reshape(logits, (-1, size))
+                shape = logits.shape
+            if shape is None or len(shape) != 2 or shape[-1] not in (size, None):
                 got = type(logits).__name__ if shape is None else tuple(shape)
                 raise ValueError(
                     f"the processor {processor!r} must return logits (B, {size}), got {got}"

@@ -65,9 +65,10 @@ class Sampler:
         for name, least in (("top_k", 1), ("seed", 0)):
             value = getattr(self, name)
             check_integer(name, value, least, optional=True)
-        if isinstance(self.banned_tokens, str) or not isinstance(self.banned_tokens, Iterable):
-            raise TypeError(f"banned_tokens must be ids, got {self.banned_tokens!r}")
-        banned = tuple(self.banned_tokens)
+        given = self.banned_tokens
+        if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+            raise TypeError(f"banned_tokens must be ids, got {given!r}")
+        banned = tuple(given)
         for token in banned:
             check_integer("banned_tokens", token, 0)
         banned = tuple(map(int, banned))
