@@ -50,8 +50,17 @@ _POST_NORM_NAMES = {
 # The number of blocks of the models of 27 billion parameters, whose heads are scaled by another
 # number than their width, which no field tells.
 _LARGEST = {"gemma2": 46, "gemma3": 62}
+# Each must be the width of a head.
+_WIDTHS = (
+    "attention.key_length_swa",
+    "attention.value_length",
+    "attention.value_length_swa",
+    "rope.dimension_count",
+    "rope.dimension_count_swa",
+)
 # Keys that may change what is computed: these are read here, or by llama.cpp for no model of these.
 _READ = {
+    *_WIDTHS,
     "attention.attn_logit_softcapping",
     "attention.head_count",
     "attention.head_count_kv",
@@ -59,10 +68,8 @@ _READ = {
     "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon",
     "attention.sliding_window",
-    "attention.value_length",
     "attn_logit_softcapping",
     "final_logit_softcapping",
-    "rope.dimension_count",
     "rope.freq_base",
     "rope.freq_base_swa",
     "rope.scale_linear",
@@ -161,7 +168,7 @@ def _fields(file: GgufFile, architecture: str) -> Fields:
     if architecture == "llama":
         fields["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     width = fields["head_dim"]
-    for name in ("attention.value_length", "rope.dimension_count"):
+    for name in _WIDTHS:
         if field(name, width) != width:
             refuse(name, field(name), f"the width of a head ({width})")
     if architecture.startswith("gemma"):
