@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 
-def check_integer(name: str, value: Any, minimum: int = 1, optional: bool = False) -> None:
+def check_integer(name: str, value: Any, minimum: int | None = 1, optional: bool = False) -> None:
     """Raises unless `value` is an integer of at least `minimum`, or None if `optional`."""
     if optional and value is None:
         return
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < minimum:
+    if minimum is not None and value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
@@ -55,8 +55,8 @@ def check_rate(name: str, value: Any, optional: bool = False) -> None:
         raise ValueError(f"{name} must be within 0 and 1, got {value}")
 
 
-def check_file(path: Path) -> None:
-    """Raises unless `path` is a regular file: other errors than a missing one are said.
+def check_file(path: Path, name: Path | None = None) -> None:
+    """Raises unless `path` is a regular file; `name` is its name for messages.
 
     >>> from pathlib import Path
     >>> from keras_tfm.arguments import check_file
@@ -64,12 +64,13 @@ def check_file(path: Path) -> None:
     Traceback (most recent call last):
     IsADirectoryError: / is a folder, expected a file
     """
+    name = path if name is None else name
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder, expected a file")
+        raise IsADirectoryError(f"{name} is a folder, expected a file")
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is a device, a pipe or a socket, expected a regular file")
+        raise ValueError(f"{name} is a device, a pipe or a socket, expected a regular file")
     if not path.exists():
-        raise FileNotFoundError(f"no such file: {path}")
+        raise FileNotFoundError(f"no such file: {name}")
 
 
 def check_labels(labels: Any) -> None:

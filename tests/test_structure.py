@@ -22,6 +22,7 @@ LARGEST_FOLDER = 20
 LAYERS = [
     {
         "version",
+        "arguments",
         "atomic_files",
         "host_memory",
         "matmul_precision",
@@ -29,7 +30,6 @@ LAYERS = [
         "optional_package",
     },
     {
-        "arguments",
         "keras_internals",
         "optimizer_internals",
         "plots",
@@ -57,7 +57,7 @@ ONLY = {
     "optional_package": set(),
     "plots": {"optional_package"},
     "version": set(),
-    "runtime": {"atomic_files", "optional_package", "version"},
+    "runtime": {"arguments", "atomic_files", "optional_package", "version"},
     "text": {"arguments", "optional_package"},
     "web": {"atomic_files", "runtime"},
     "distributed": {"arguments", "keras_internals", "optimizer_internals", "trainer_internals"},

@@ -88,9 +88,8 @@ def test_what_was_measured_is_read(tmp_path):
     (tmp_path / "test_x.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "pytest", "-p", "tiers", "--measure=measured"]
     paths = os.pathsep.join((f"{ROOT}/.ci", str(ROOT)))
-    ended = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True
-    )
+    env = {**os.environ, "PYTHONPATH": paths, "PYTEST_ADDOPTS": ""}
+    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True)
     assert ended.returncode == 1, ended.stdout.decode()  # one test fails
     tests = {x.name.split("::")[1]: x for x in tiers.read(tmp_path / "measured")}
     assert [*tests] == ["test_kept", "test_a_child", "test_branches[True]", "test_branches[False]"]

@@ -298,6 +298,6 @@ def check_ids(
     # A start token may be an input that is never generated.
     known = [("start_id", start_id, taken), *(("end_id", end_id, size) for end_id in end_ids)]
     for name, value, limit in known:
-        check_integer(name, value, 0, optional=True)
+        check_integer(name, value, None, optional=True)
         if value is not None and not 0 <= value < limit:
             raise ValueError(f"{name} must be in 0..{limit - 1}, got {value}")

@@ -200,7 +200,7 @@ def _state(layer: keras.Layer) -> Any:
     layers = [layer, *sublayers(layer)]
     numbers = {id(x): number for number, x in enumerate(layers)}
     return tuple(
-        (type(x), *((name, _described(y, numbers)) for name, y in _attributes(x))) for x in layers
+        (type(x), *((name, _describe(y, numbers)) for name, y in _attributes(x))) for x in layers
     )
 
 
@@ -219,7 +219,7 @@ def _attributes(layer: keras.Layer) -> list[tuple[str, Any]]:
     )
 
 
-def _described(x: Any, numbers: dict[int, int]) -> Any:
+def _describe(x: Any, numbers: dict[int, int]) -> Any:
     """An attribute, where equal blocks have equal ones: functions and other objects by identity."""
     if isinstance(x, weakref.ref):
         x = x()
@@ -230,12 +230,12 @@ def _described(x: Any, numbers: dict[int, int]) -> Any:
     if isinstance(x, keras.initializers.Initializer | keras.random.SeedGenerator):
         return None  # the weights are arguments, and nothing is dropped
     if isinstance(x, _CONFIGURED):
-        return type(x), _described(x.get_config(), numbers)
+        return type(x), _describe(x.get_config(), numbers)
     if isinstance(x, Mapping):
         names = ("name", "shared_object_id", "build_config")
-        return tuple((key, _described(y, numbers)) for key, y in x.items() if key not in names)
+        return tuple((key, _describe(y, numbers)) for key, y in x.items() if key not in names)
     if isinstance(x, list | tuple):
-        return tuple(_described(y, numbers) for y in x)
+        return tuple(_describe(y, numbers) for y in x)
     if isinstance(x, set | frozenset):
-        return frozenset(_described(y, numbers) for y in x)
+        return frozenset(_describe(y, numbers) for y in x)
     return x if isinstance(x, str | int | float | None) else ("object", id(x))

@@ -206,7 +206,7 @@ def left_padded(
     """Prompts (B, N), padded on the left, and the number of padding ids per row (B,), int32."""
     rows, length = prompt_rows(name, values, expected, start_id), expected.shape[1]
     if not all(map(len, rows)):
-        raise ValueError(f"{name}: a prompt must have at least one token, got none")
+        raise ValueError(f"{name}: a prompt must have at least one token, got 0")
     if max(map(len, rows)) > length:
         raise ValueError(
             f"{name}: a prompt must have 1 to {length} tokens, as the file was exported, "

@@ -117,9 +117,9 @@ def _build(source: Path | bytes, folder: Path, key: str, threads: int) -> Path |
     """A new cache; None if XNNPACK packs no weights of the model.
 
     Raises:
-        OSError: the folder cannot be written, or has too little room.
+        OSError: the folder cannot be written, or has too little space.
     """
-    _check_room(folder, len(source) if isinstance(source, bytes) else source.stat().st_size)
+    _check_space(folder, len(source) if isinstance(source, bytes) else source.stat().st_size)
     # In a temporary folder: another process may be building the same cache.
     with temporary_folder(folder) as inside:
         new = inside / "cache"
@@ -131,7 +131,7 @@ def _build(source: Path | bytes, folder: Path, key: str, threads: int) -> Path |
         return kept
 
 
-def _check_room(folder: Path, size: int) -> None:
+def _check_space(folder: Path, size: int) -> None:
     """Raises unless the cache of a file of `size` bytes fits: else XNNPACK ends the process."""
     usage = shutil.disk_usage(folder)
     free = usage.free if usage.total else size * _LARGER + _TILES  # some file systems tell nothing

@@ -373,7 +373,7 @@ def test_sources_of_another_rank(small, source):
 
 
 def test_ragged_sources(small):
-    with pytest.raises(ValueError, match="inhomogeneous"):
+    with pytest.raises(ValueError, match="rows of other lengths: pad them"):
         small([[3, 4], [5]])
 
 
@@ -405,7 +405,7 @@ def test_one_array_for_several_inputs():
     [
         ({"max_length": 1}, r"max_length must be at least 2, the start token included, got 1"),
         ({"start_id": 13}, r"start_id must be in 0\.\.12, got 13"),
-        ({"start_id": -1}, "start_id must be at least 0, got -1"),
+        ({"start_id": -1}, r"start_id must be in 0\.\.12, got -1"),
         ({"end_id": 13}, r"end_id must be in 0\.\.12, got 13"),
         ({"target": "sauce"}, r"no input 'sauce' to step, its inputs are \['source', 'target'\]"),
     ],
@@ -428,11 +428,6 @@ def test_bad_arguments(options, message):
 def test_numbers_that_are_no_integers(options, message):
     with pytest.raises(TypeError, match=message):
         Generator(encoder_decoder(), **{"max_length": 5, "start_id": 1, **options})
-
-
-def test_sources_of_several_lengths_are_to_be_padded():
-    with pytest.raises(ValueError, match="rows of other lengths: pad them"):
-        Generator(encoder_decoder(), 5, START)([[3, 4], [5]])
 
 
 def test_logits_over_more_ids_than_the_target_takes():

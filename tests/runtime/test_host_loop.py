@@ -383,7 +383,7 @@ def stepped_writer():
         (3, TypeError, "tokens must be rows of ids, got int"),
         (None, TypeError, "tokens must be rows of ids, got NoneType"),
         ("a", TypeError, "tokens must be rows of ids, got str"),
-        ([["a"]], TypeError, "tokens must be integer ids, got <U1"),
+        ([["a"]], TypeError, "tokens must be integer ids, got text"),
         ([[1, 2], 3], ValueError, r"tokens must have shape \(B, \d\), got a row of \(\)"),
         ([[]], ValueError, "a prompt must have"),
         ([[1] * (LONG + 1)], ValueError, "a prompt must have .*got .*201"),

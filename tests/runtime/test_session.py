@@ -280,6 +280,7 @@ def test_other_files_are_no_saved_sessions(tmp_path):
     np.savez(path, tokens=[1])
     with pytest.raises(ValueError, match="is not a session that this version"):
         model.session(restore=path)
+    path.unlink()
     fresh(model, ids(30)).save(path)
     with pytest.raises(ValueError, match="was saved with another file: expected the checksum"):
         load(written(7)).session(restore=path)

@@ -125,7 +125,7 @@ def make_unwritable(folder, monkeypatch):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit for files")
 @pytest.mark.parametrize("kind", ["full", "limit"])
-def test_a_disk_without_room(report, tmp_path, monkeypatch, kind):
+def test_a_disk_without_space(report, tmp_path, monkeypatch, kind):
     """XNNPACK would end the process."""
     if kind == "full":
         usage = shutil.disk_usage(tmp_path)._replace(free=1000)

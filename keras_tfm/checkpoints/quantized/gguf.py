@@ -94,7 +94,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rope.scaling.yarn_ext_factor": (1.0,),
     "rope.scaling.yarn_log_multiplier": (0.0,),
 }
-# Every so many blocks one without a window.
+# One of this number of blocks has no window.
 _PERIODS = {"gemma2": 2, "gemma3": 6}
 # The tensor by which llama.cpp scales the rotary positions of Llama 3.1 and later.
 _ROPE_FACTORS = "rope_freqs.weight"

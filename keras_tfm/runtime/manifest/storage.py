@@ -107,7 +107,7 @@ def read(file: File, name: Path | None = None) -> Manifest:
     if isinstance(source, Path) and source.is_dir():
         raise IsADirectoryError(f"{path} is a folder, expected a .tflite file")
     if isinstance(source, Path):
-        check_file(source)
+        check_file(source, path)
     content = map_content(source)
     if content[:8] == LITERTLM:
         command = install_command("litert-lm-api")

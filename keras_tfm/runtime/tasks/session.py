@@ -227,9 +227,9 @@ class Session:
             TypeError: `count` is not an integer.
             RuntimeError: another thread uses the session.
         """
-        check_integer("count", count, 0)
+        check_integer("count", count, None)
         with self._use(run=False):
-            if count > len(self._tokens):
+            if not 0 <= count <= len(self._tokens):
                 raise ValueError(f"count must be in 0..{len(self._tokens)}, got {count}")
             self._turn += 1
             self._rewind(len(self._tokens) - count)
