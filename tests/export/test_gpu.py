@@ -92,7 +92,9 @@ def streamed(file, inputs):
 )
 def test_decoders_give_what_they_give_on_a_cpu(make, whole, decoders):
     cpu, gpu = decoders(make, whole)
-    assert {x.operator for x in check_file(cpu.path)} >= {"BATCH_MATMUL", "STRIDED_SLICE"}
+    refused = {x.operator for x in check_file(cpu.path)}
+    # Positions of ALiBi are computed, not cut out of a table.
+    assert refused >= {"BATCH_MATMUL"} | ({"STRIDED_SLICE"} if make is not alibi else set())
     assert check_file(gpu.path) == []
     for prompt in PROMPTS:
         target = cpu.signatures["decode"]["target"]
