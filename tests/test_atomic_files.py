@@ -102,6 +102,22 @@ def test_an_error_leaves_the_earlier_file_and_nothing_else(name, tmp_path, monke
     assert [*tmp_path.iterdir()] == [tmp_path / name]
 
 
+@pytest.mark.parametrize("name", ["a session.npz", "adapter.npz", "benchmark.json"])
+def test_another_file_is_not_replaced(name, tmp_path):
+    others = [b"old", b"{}", b"3"]
+    for other in {"a session.npz", "adapter.npz", "benchmark.json"} - {name}:
+        WRITERS[other](tmp_path / "other")
+        others.append((tmp_path / "other").read_bytes())
+        (tmp_path / "other").unlink()
+    for content in others:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(FileExistsError, match=r"cannot write .* exists and is not an? \w+"):
+            WRITERS[name](tmp_path / name)
+        assert (tmp_path / name).read_bytes() == content
+    WRITERS[name](tmp_path / "new")
+    WRITERS[name](tmp_path / "new")  # an earlier one of its kind is
+
+
 @ALL
 def test_what_cannot_be_written(name, tmp_path):
     with pytest.raises(FileNotFoundError, match=rf"cannot write .*{name}: there is no folder"):

@@ -133,9 +133,8 @@ def _build(source: Path | bytes, folder: Path, key: str, threads: int) -> Path |
 
 def _check_space(folder: Path, size: int) -> None:
     """Raises unless the cache of a file of `size` bytes fits: else XNNPACK ends the process."""
-    usage = shutil.disk_usage(folder)
-    free = usage.free if usage.total else size * _LARGER + _TILES  # some file systems tell nothing
-    needed = size * _LARGER + _TILES
+    needed, usage = size * _LARGER + _TILES, shutil.disk_usage(folder)
+    free = usage.free if usage.total else needed  # some file systems do not tell
     if resource is not None:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         free = free if limit == resource.RLIM_INFINITY else min(free, limit)

@@ -469,6 +469,14 @@ def test_damaged_files_are_refused(content, tmp_path):
         load_huggingface(folder)
 
 
+def test_adapters_beside_a_model_are_not_left_out(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    for name in ("model.safetensors", "adapter_config.json"):
+        (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(ValueError, match=r"adapters of PEFT .*: call merge_and_unload\(\)"):
+        load_huggingface(tmp_path)
+
+
 def test_pickles_are_not_read(tmp_path):
     folder = copied(tmp_path, "gpt2")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")

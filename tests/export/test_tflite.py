@@ -39,7 +39,7 @@ from small_models import (
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite, verify
 from keras_tfm.export.graph import conversion
-from keras_tfm.layers import MultiHeadSelfAttention, TokenEmbedding
+from keras_tfm.layers import MultiHeadSelfAttention, TokenEmbedding, TransformerDecoderBlock
 from keras_tfm.models import transformer, with_dtype
 from keras_tfm.runtime.manifest import storage as manifests
 
@@ -398,6 +398,8 @@ def path(tmp_path, monkeypatch):
         ({"start_id": -1}, r"start_id must be in 0\.\.12, got -1"),
         ({"end_id": 13}, r"end_id must be in 0\.\.12, got 13"),
         ({"batch_size": 0}, r"batch_size must be at least 1, got 0"),
+        ({"tolerance": -1}, "tolerance must not be negative, got -1"),
+        ({"tolerance": float("nan")}, "tolerance must be finite, got nan"),
         ({"signatures": ["encore"]}, r"signatures must be among .*, got \['encore'\]"),
         ({"signatures": "predict"}, r"signatures must be among .*, got the string 'predict'"),
         ({"signatures": []}, r"signatures must be among"),
@@ -410,6 +412,35 @@ def test_bad_arguments(path, options, message):
     with pytest.raises(ValueError, match=message) as caught:
         export_tflite(small(), path, **{**LENGTHS, **options})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": None}, "batch_size must be an integer, got None"),
+        ({"custom_operators": "yes"}, "custom_operators must be a bool, got 'yes'"),
+        ({"tolerance": "x"}, "tolerance must be a number, got 'x'"),
+    ],
+)
+def test_arguments_of_other_types(path, options, message):
+    with pytest.raises(TypeError, match=message):
+        export_tflite(small(), path, **{**LENGTHS, **options})
+
+
+def test_nan_in_a_source(tmp_path):
+    """The loop in the file has no error: it would write padding."""
+    features = keras.Input((3, 4), name="features")
+    target = keras.Input((None,), dtype="int32", name="target")
+    x = TokenEmbedding(9, 8)(target)
+    x = TransformerDecoderBlock(8, 2)(x, layers.Dense(8)(features))
+    model = keras.Model({"features": features, "target": target}, layers.Dense(9)(x))
+    options = {"max_length": 5, "start_id": 1, "end_id": 2, "verify": False}
+    file = runtime.load(export_tflite(model, tmp_path / "x.tflite", ["generate"], **options).path)
+    source = np.zeros((1, 3, 4), "float32")
+    assert file.generate(source).tokens.shape == (1, 5)
+    source[0, 1, 2] = np.nan
+    with pytest.raises(ValueError, match="features must be numbers, got NaN"):
+        file.generate(source)
 
 
 def test_a_model_that_cannot_be_stepped(path):

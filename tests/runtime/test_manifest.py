@@ -4,6 +4,7 @@ import copy
 import functools
 import hashlib
 import json
+import os
 import random
 import re
 import sys
@@ -154,6 +155,11 @@ def test_no_file(tmp_path):
             runtime.load(path)
     with pytest.raises(IsADirectoryError, match=r"is a folder, expected a \.tflite file"):
         runtime.load(tmp_path)
+    for path in ("/dev/null", tmp_path / "pipe"):
+        if path != "/dev/null":
+            os.mkfifo(path)
+        with pytest.raises(ValueError, match=f"{path} is a device, a pipe or a socket, expected"):
+            runtime.load(path)
 
 
 def test_any_path_will_do(content, tmp_path):
