@@ -180,10 +180,15 @@ def image_processors(model: keras.Model, images: Images) -> dict[str, ImageProce
     inputs = interface_of(model).inputs
     known = sorted(name for name, x in inputs.items() if x.is_pixels)
     if not isinstance(images, Mapping):
-        if len(known) != 1:
+        if not known:
+            raise ValueError(
+                f"images must be None: {model.name} has no input of pixels, which only an "
+                "ImageNormalization reads"
+            )
+        if len(known) > 1:
             raise ValueError(
                 f"images must be a dictionary by input: {model.name} has {len(known)} inputs of "
-                f"pixels, {known}, which only an ImageNormalization reads"
+                f"pixels, {known}"
             )
         images = {known[0]: images}
     for name, processor in images.items():

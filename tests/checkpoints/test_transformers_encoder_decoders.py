@@ -407,6 +407,7 @@ def test_position_tables_that_are_no_sinusoids_are_refused(tmp_path):
         ("BartModel", {"eos_token_id": None}, "eos_token_id must be an id, got None"),
         ("BartModel", {"forced_eos_token_id": "x"}, "forced_eos_token_id must be an id"),
         ("BartModel", {"decoder_start_token_id": [1]}, "decoder_start_token_id must be an id"),
+        ("M2M100Model", {"decoder_start_token_id": PAD}, rf"must be another id than {PAD}, the pad"),
         ("BartModel", {"pad_token_id": 19}, "pad_token_id must be an integer from 0 to 18"),
         ("BartModel", {"is_decoder": True}, "is_decoder must be False"),
         ("BartModel", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embedd"),

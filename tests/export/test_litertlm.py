@@ -883,7 +883,7 @@ def test_command_line(files, tmp_path, run):
     assert code == 1 and "--prompt-lengths must be less than --max-length (9)" in err
     code, _, err = run(*command, *sizes, "--end", END, "--images", "8x12", "--force",
                        "--tokenizer", tmp_path / "tokenizer.json")  # fmt: skip
-    assert code == 1 and "gpt has 0 inputs of pixels" in err
+    assert code == 1 and "gpt has no input of pixels" in err
 
 
 def test_the_command_takes_the_rule_for_pictures(tmp_path, run):

@@ -201,6 +201,12 @@ def test_bad_tokenizers(request_of, given, error, message):
     refused(request_of, given, None, message, error)
 
 
+def test_a_path_of_no_tokenizer(request_of, tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text("garbage")
+    refused(request_of, path, None, rf"{path} is no tokenizer: .*not a SentencePiece model")
+
+
 def test_two_for_what_is_stepped(request_of):
     refused(request_of, {"target": words()}, words(), "input 'target' is also the detokenizer")
     request = Request(decoder_only(), ["decode"], batch_size=1, max_length=MAX_LENGTH)

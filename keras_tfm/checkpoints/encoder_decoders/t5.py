@@ -62,6 +62,22 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
+def _distances(config: Config, decoder: bool) -> Arguments:
+    """The arguments `num_buckets` and `max_distance`."""
+    # The encoder, which looks in both directions, has half of the buckets for each of them, and
+    # half of those are of one distance.
+    num_buckets = config.integer("relative_attention_num_buckets", 32, minimum=4)
+    max_distance = config.integer("relative_attention_max_distance", 128)
+    exact = num_buckets // (2 if decoder else 4)
+    if max_distance <= exact:
+        config.refuse(
+            "relative_attention_max_distance",
+            max_distance,
+            f"more than {exact} with relative_attention_num_buckets={num_buckets}",
+        )
+    return {"num_buckets": num_buckets, "max_distance": max_distance}
+
+
 def _arguments(config: Config, named: Named, own: Arguments, defaults: Fields) -> Arguments:
     config.only(is_decoder=False, pruned_heads={}, is_causal=True)
     if named.begins("decoder."):
@@ -94,8 +110,7 @@ def _arguments(config: Config, named: Named, own: Arguments, defaults: Fields) -
         "activation": config.activation("dense_act_fn", default),
         "gated": config.flag("is_gated_act", gate == "gated"),
         "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-6),
-        "num_buckets": config.integer("relative_attention_num_buckets", 32),
-        "max_distance": config.integer("relative_attention_max_distance", 128),
+        **_distances(config, named.begins("decoder.")),
         # Since version 5 of transformers `tie_word_embeddings` does not tell whether the output is
         # tied: it is not if the files have another tensor. A second field gives the output's scale.
         "tie_output": not untied and (tied or "lm_head.weight" not in named.own),

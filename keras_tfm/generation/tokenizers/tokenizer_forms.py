@@ -85,7 +85,7 @@ def form_of(name: str, tokenizer: Any) -> Form:
         if not path.is_file():
             raise FileNotFoundError(f"no such tokenizer file: {path}")
         content = path.read_bytes()
-        return _json(name, content) if path.suffix == ".json" else Form(".model", content)
+        return _json(name, content) if path.suffix == ".json" else _pieces(path, content)
     makers: dict[tuple[str, str], Callable[[str, Any], Form]] = {
         ("tokenizers", "Tokenizer"): _of_tokenizers,
         ("tokenizers", "BaseTokenizer"): _of_tokenizers,
@@ -142,6 +142,16 @@ def _json(name: str, content: bytes) -> Form:
             model["dropout"] = None
         content = json.dumps(settings, ensure_ascii=False, separators=(",", ":")).encode()
     return Form(".json", content)
+
+
+def _pieces(path: Path, content: bytes) -> Form:
+    """A file of SentencePiece, whatever its suffix."""
+    form = Form(".model", content)
+    try:
+        form.read("tokenizer.model")
+    except ValueError as error:
+        raise ValueError(f"{path} is no tokenizer: {error}") from None
+    return form
 
 
 def _of_sentencepiece(name: str, tokenizer: Any) -> Form:
