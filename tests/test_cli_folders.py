@@ -18,7 +18,7 @@ from keras_tfm.cli import import_command
 from keras_tfm.cli.model_commands import EXPORT_OPTIONS
 from keras_tfm.export import export_litertlm, export_tflite, verify
 from keras_tfm.export.checkpoints import export_arguments, load_checkpoint
-from keras_tfm.generation import generate, processors
+from keras_tfm.generation import Greedy, Sample, generate, processors
 
 pytest.importorskip("safetensors")
 
@@ -137,6 +137,32 @@ def test_the_length_of_a_chat_is_limited_and_said(chat):
     assert said in taken.describe(EXPORT_OPTIONS)
 
 
+def sampled(folder, **fields):
+    """Adds fields of sampling to a folder's `generation_config.json`."""
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "do_sample": True, **fields}))
+
+
+def test_what_a_file_has_of_the_search_of_a_folder(chat):
+    """Only LiteRT-LM stores how to sample, and its sampler has fewer settings."""
+    sampled(chat, temperature=0.6, top_k=20, repetition_penalty=1.1)
+    taken = taken_of(chat, is_litertlm=True)
+    assert taken.strategy(None) == Sample(0.6, top_k=20)
+    assert taken.strategy(Greedy()) == Greedy()
+    left_out = "not its processors RepetitionPenalty; "
+    assert left_out + "its Sample(temperature=0.6, top_k=20)" in taken.describe()
+    taken = taken_of(chat)
+    assert taken.strategy(None) is None
+    assert left_out + "not its Sample(temperature=0.6, top_k=20)" in taken.describe()
+    for fields, said in (
+        ({"min_p": 0.1}, "not its Sample(temperature=0.6, top_k=20, min_p=0.1)"),
+        ({"typical_p": 0.5}, "not its strategy: "),
+    ):
+        sampled(chat, **fields)
+        taken = taken_of(chat, is_litertlm=True)
+        assert said in taken.describe() and taken.strategy(None) is None
+
+
 def manifest_of(path):
     return replace(runtime.load(path).file.manifest, sha256="")
 
@@ -155,8 +181,10 @@ def test_python_takes_from_a_folder_what_the_command_does(run, chat, sentences, 
 
 def test_python_takes_the_same_for_litertlm(run, chat, tmp_path):
     pytest.importorskip("litert_lm_builder")
+    sampled(chat, temperature=0.6, top_k=20)
     code, _, err = run("export", chat, tmp_path / "x.litertlm", "--max-length", 64, "--no-verify")
     assert code == 0, err
+    assert "its Sample(temperature=0.6, top_k=20); --start 1" in err
     export_litertlm(chat, tmp_path / "y.litertlm", max_length=64, verify=False)
     x, y = (np.fromfile(tmp_path / f"{name}.litertlm", "uint8") for name in "xy")
     assert len(x) == len(y) and (x != y).sum() <= 64  # a random identity and the time

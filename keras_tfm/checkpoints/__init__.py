@@ -1,5 +1,6 @@
 """Loads and saves Hugging Face checkpoints, without network access and without pickle."""
 
+from keras_tfm.checkpoints.generation_config import load_generation_config
 from keras_tfm.checkpoints.huggingface import load_huggingface, save_huggingface
 from keras_tfm.checkpoints.image_settings import load_image_processor
 from keras_tfm.checkpoints.keras_hub.conversion import (
@@ -26,6 +27,7 @@ __all__ = [
     "copy_keras_hub_weights",
     "from_keras_hub",
     "load_chat_template",
+    "load_generation_config",
     "load_huggingface",
     "load_image_processor",
     "load_jinja_template",

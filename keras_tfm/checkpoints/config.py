@@ -174,8 +174,10 @@ class Config:
 
     @property
     def generation_fields(self) -> Fields | None:
-        """The fields of `generation_config.json`, or None if the folder has no such file."""
+        """The fields of `generation_config.json`; None without it, and for a GGUF file."""
         file = self.file.with_name("generation_config.json")
+        if self.file.name != "config.json":
+            return None
         return dict(read_json(file)) if file.is_file() else None
 
     @property

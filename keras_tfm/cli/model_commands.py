@@ -313,6 +313,8 @@ def export(
             names = ["max_length", "start_id", "end_id", "tokenizer", "chat_template", "images"]
             names += ["source_length"] * (embeds or lengths is not None)
             chosen = {name: arguments[name] for name in names}
+            if taken.sampling is not None:
+                chosen["strategy"] = taken.sampling
             report = export_litertlm(
                 loaded, output, prefill_lengths=prompt_length, **chosen, **common
             )

@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -24,7 +24,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import keras
 
 from keras_tfm.checkpoints.tokenizers.jinja_template import JinjaTemplate
-from keras_tfm.generation import Greedy, processors
+from keras_tfm.generation import Greedy, Sample, Strategy, processors
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub
 from keras_tfm.models.identity import identity_of
@@ -217,7 +217,8 @@ class Taken:
 
     Attributes:
         arguments: dict, arguments of the export by name.
-        processors: list of processors of the strategy, of a model of speech.
+        processors: list of processors of the strategy.
+        sampling: `generation.Sample`, the strategy of a .litertlm file; None: greedy search.
         said: list of what was taken or not, in order: an argument's name, its value and a remark,
             or "" and a sentence.
 
@@ -229,7 +230,8 @@ class Taken:
     """
 
     arguments: Arguments = field(default_factory=dict)
-    processors: Any = ()
+    processors: Sequence[Any] = ()
+    sampling: Sample | None = None
     said: list[tuple[str, Any, str]] = field(default_factory=list)
 
     def take(self, name: str, value: object, remark: str = "") -> None:
@@ -243,7 +245,9 @@ class Taken:
 
     def strategy(self, given: Any) -> Any:
         """The strategy of the export: the caller's; None: the export's default."""
-        return Greedy(self.processors) if given is None and self.processors else given
+        if given is None and self.processors:
+            return Greedy(self.processors)
+        return self.sampling if given is None else given
 
     def describe(self, options: Mapping[str, str] | None = None) -> str:
         """What was taken, in one line.
@@ -342,6 +346,8 @@ def _take_folder(
         if "end_id" not in given:
             _take_end(made, ids, model)
         _take_generation(made, ids, own, model, roles, given, is_litertlm)
+        if given.get("strategy") is None and not made.processors:
+            _take_strategy(made, folder, roles, is_litertlm)
     if is_litertlm and writes and "start_id" not in given:
         _take_start(made, ids)
     of_sources = _with_open_length(model, writes)
@@ -564,6 +570,44 @@ def _take_transcription(
         prompt = [start, *silent]
         made.take("default_prompt", prompt)
     made.processors = processors.transcription(model)
+
+
+def _take_strategy(made: Taken, folder: Path, roles: list[str], is_litertlm: bool) -> None:
+    """What a file has of the search or sampling in `generation_config.json`.
+
+    A loop has its processors, a .litertlm file its sampling; the rest is left to the caller.
+    """
+    from keras_tfm.checkpoints import generation_config
+
+    config = generation_config.read_generation_config(folder)
+    if "default_prompt" in made.arguments:  # the prompt has the forced token
+        config.fields.pop("forced_bos_token_id", None)
+    try:
+        strategy = generation_config.strategy_of(config)
+    except ValueError as error:
+        made.say(f"not its strategy: {error}")
+        return
+    rules, plain = strategy.processors, dataclasses.replace(strategy, processors=())
+    names = ", ".join(type(x).__name__ for x in rules)
+    if "generate" in roles and rules:
+        made.processors = rules
+        made.say(f"its processors {names}")
+    elif rules:
+        made.say(f"not its processors {names}")
+    if is_litertlm and isinstance(plain, Sample) and plain.min_p is None and plain.hypotheses == 1:
+        made.sampling = plain
+        made.say(f"its {_label(plain)}")
+    elif plain != Greedy():
+        made.say(f"not its {_label(plain)}")
+
+
+def _label(strategy: Strategy) -> str:
+    """A strategy with the arguments that are not the default."""
+    own = dataclasses.fields(strategy)  # type: ignore[arg-type]
+    given = {x.name: getattr(strategy, x.name) for x in own if x.name != "processors"}
+    defaults = {x.name: x.default for x in own}
+    parts = [f"{name}={value!r}" for name, value in given.items() if value != defaults[name]]
+    return f"{type(strategy).__name__}({', '.join(parts)})"
 
 
 def _longest_text(folder: Path, own: Arguments) -> int:

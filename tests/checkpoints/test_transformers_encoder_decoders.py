@@ -243,6 +243,38 @@ def test_generated_tokens(family, beams, pair):
     assert_same_tokens(ours, theirs, beams, end_id)
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_search_of_the_folder(beams, pair, tmp_path):
+    """`generation_config.json` decides, in both libraries and in an exported file."""
+    from keras_tfm import export, runtime
+
+    theirs, _ = pair("bart")
+    fields = {
+        "max_length": 12, "min_length": 6, "no_repeat_ngram_size": 2, "repetition_penalty": 1.3,
+        "forced_bos_token_id": 5, "forced_eos_token_id": END, "decoder_start_token_id": 17,
+        "eos_token_id": [END, 9], "pad_token_id": PAD, "bad_words_ids": [[7], [4, 6]],
+        "sequence_bias": [[[11], 1.5]], "suppress_tokens": [12], "begin_suppress_tokens": [13],
+    }  # fmt: skip
+    if beams > 1:
+        fields |= {"num_beams": beams, "length_penalty": 0.5, "early_stopping": True}
+    theirs.generation_config = transformers.GenerationConfig(**fields)
+    theirs.save_pretrained(tmp_path)
+    source, _, real = ids_of(theirs)
+    with torch.no_grad():
+        ids, mask = torch.from_numpy(source), torch.from_numpy(real)
+        expected = theirs.generate(ids, attention_mask=mask).numpy()
+    ours = checkpoints.load_huggingface(tmp_path)
+    arguments = checkpoints.load_generation_config(tmp_path)
+    actual = generation.generate(ours, {"source": source}, **arguments).tokens
+    np.testing.assert_array_equal(actual[:, : expected.shape[1]], expected)
+    if beams == 1:
+        path = tmp_path / "x.tflite"
+        report = export.export_tflite(tmp_path, path, source_length=8, max_length=12)
+        assert "its processors SequenceBias, RepetitionPenalty, NoRepeatNGram" in report.notes[-1]
+        found = runtime.load(path).generate({"source": source[1]}).tokens[0]
+        np.testing.assert_array_equal(found[: expected.shape[1]], expected[1])
+
+
 @pytest.mark.parametrize(("family", "beams"), alternating(["mbart", "m2m_100"], 4, 1))
 def test_a_forced_language_is_a_prompt(family, beams, pair):
     theirs, ours = pair(family)
@@ -407,7 +439,7 @@ def test_position_tables_that_are_no_sinusoids_are_refused(tmp_path):
         ("BartModel", {"eos_token_id": None}, "eos_token_id must be an id, got None"),
         ("BartModel", {"forced_eos_token_id": "x"}, "forced_eos_token_id must be an id"),
         ("BartModel", {"decoder_start_token_id": [1]}, "decoder_start_token_id must be an id"),
-        ("M2M100Model", {"decoder_start_token_id": PAD}, rf"must be another id than {PAD}, the pad"),
+        ("M2M100Model", {"decoder_start_token_id": PAD}, f"another id than {PAD}, the pad"),
         ("BartModel", {"pad_token_id": 19}, "pad_token_id must be an integer from 0 to 18"),
         ("BartModel", {"is_decoder": True}, "is_decoder must be False"),
         ("BartModel", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embedd"),

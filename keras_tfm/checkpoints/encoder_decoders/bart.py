@@ -96,7 +96,7 @@ def _ids(config: Config, defaults: Arguments, sizes: tuple[int, int]) -> Argumen
     if result["end_id"] is None:
         config.refuse("eos_token_id", None, "an id")
     if config.fields["model_type"] == "m2m_100" and result["start_id"] == pad_id:
-        # M2M-100 counts the positions of tokens other than padding, so a start like padding has none.
+        # Positions count tokens other than padding, so that such a start would have none.
         config.refuse("decoder_start_token_id", pad_id, f"another id than {pad_id}, the padding id")
     return result
 

@@ -94,6 +94,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rope.scaling.yarn_ext_factor": (1.0,),
     "rope.scaling.yarn_log_multiplier": (0.0,),
 }
+# How the model is sampled, by the names in `generation_config.json`.
+_SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
 # One of this number of blocks has no window.
 _PERIODS = {"gemma2": 2, "gemma3": 6}
 # The tensor by which llama.cpp scales the rotary positions of Llama 3.1 and later.
@@ -165,6 +173,12 @@ def _fields(file: GgufFile, architecture: str) -> Fields:
             f"{x}_token_id": file.fields.get(f"tokenizer.ggml.{x}_token_id") for x in ("bos", "eos")
         },
     }
+    sampling = {name: file.fields.get(key) for key, name in _SAMPLING.items()}
+    if any(value is not None for value in sampling.values()):
+        fields |= {name: _shortest(x) for name, x in sampling.items() if x is not None}
+        # llama.cpp has other defaults than transformers, and no limit for a `top_k` below 1.
+        fields["do_sample"] = fields.get("temperature") != 0
+        fields["top_k"] = max(0, fields.get("top_k", 0))
     if architecture == "llama":
         fields["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     width = fields["head_dim"]
