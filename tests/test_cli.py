@@ -16,7 +16,7 @@ from small_tokenizers import END, source_words, words
 import keras_tfm
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite
-from keras_tfm.generation import Beam
+from keras_tfm.generation import Beam, Sample
 from keras_tfm.optional_package import install_command
 from keras_tfm.version import __version__
 
@@ -501,9 +501,9 @@ def writer_path(tmp_path_factory):
     path = tmp_path_factory.mktemp("chat") / "writer.tflite"
     template = runtime.ChatTemplate("u:", "|a:", "|", ("s:", "|u:"))
     options = {"tokenizer": byte_pairs(), "chat_template": template, "verify": False}
-    export_tflite(
-        story(), path, ["prefill", "decode"], prompt_length=8, max_length=60, end_id=2, **options
-    )
+    options |= {"prompt_length": 8, "max_length": 60, "end_id": 2}
+    options["strategy"] = Sample(0.6, top_k=50)
+    export_tflite(story(), path, ["prefill", "decode"], **options)
     return path
 
 
@@ -536,11 +536,12 @@ def test_chat_answers_line_by_line_in_the_chat_template(typed, writer_path):
 
 
 def test_chat_samples_with_a_seed_and_a_system_message(typed, writer_path):
-    options = ["--seed", 3, "--top-p", 0.9, "--top-k", 50, "--min-p", 0.01]
+    """What the options leave open is the file's: temperature and top k."""
+    options = ["--seed", 3, "--top-p", 0.9, "--min-p", 0.01]
     command = ["chat", writer_path, *options, "--max-tokens", 5, "--system", "hi"]
     code, out, _ = typed("hello\n", *command, "--repetition-penalty", 1.1)
     sampled = {"seed": 3, "top_p": 0.9, "top_k": 50, "min_p": 0.01, "repetition_penalty": 1.1}
-    (answer,) = answers_of(writer_path, "s:hi|u:hello|a:", temperature=0.7, **sampled)
+    (answer,) = answers_of(writer_path, "s:hi|u:hello|a:", temperature=0.6, **sampled)
     assert (code, out) == (0, f"{answer}\n")
 
 
@@ -594,6 +595,8 @@ def test_chat_without_a_template_continues_the_text(typed, tmp_path):
     code, out, _ = typed("hello\nworld\n", "chat", written(), *options)
     answers = answers_of(written(), "hello", "world", temperature=0)
     assert (code, out) == (0, "".join(f"{x}\n" for x in answers))
+    _, out, _ = typed("hello\n", "chat", written(), "--max-tokens", 5, "--seed", 3)
+    assert out == f"{answers_of(written(), 'hello', temperature=0.7, seed=3)[0]}\n"
     code, out, err = typed("hello\n", "chat", written(), "--system", "hi")
     assert (code, out) == (1, "")
     assert "has no chat template with a system message: --system" in err

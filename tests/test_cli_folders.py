@@ -144,16 +144,18 @@ def sampled(folder, **fields):
 
 
 def test_what_a_file_has_of_the_search_of_a_folder(chat):
-    """Only LiteRT-LM stores how to sample, and its sampler has fewer settings."""
+    """LiteRT-LM's sampler has fewer settings than the one here."""
     sampled(chat, temperature=0.6, top_k=20, repetition_penalty=1.1)
     taken = taken_of(chat, is_litertlm=True)
     assert taken.strategy(None) == Sample(0.6, top_k=20)
     assert taken.strategy(Greedy()) == Greedy()
-    left_out = "not its processors RepetitionPenalty; "
-    assert left_out + "its Sample(temperature=0.6, top_k=20)" in taken.describe()
+    said = "its Sample(temperature=0.6, top_k=20); not its processors RepetitionPenalty"
+    assert said in taken.describe()
     taken = taken_of(chat)
-    assert taken.strategy(None) is None
-    assert left_out + "not its Sample(temperature=0.6, top_k=20)" in taken.describe()
+    penalised = Sample(0.6, top_k=20, processors=[processors.RepetitionPenalty(1.1)])
+    assert taken.strategy(None) == penalised
+    assert "its Sample(temperature=0.6, top_k=20) with RepetitionPenalty" in taken.describe()
+    assert taken_of(chat, signatures=["predict"], max_length=9).strategy(None) is None
     for fields, said in (
         ({"min_p": 0.1}, "not its Sample(temperature=0.6, top_k=20, min_p=0.1)"),
         ({"typical_p": 0.5}, "not its strategy: "),

@@ -3,7 +3,8 @@
 import sys
 import time
 from collections.abc import Iterator
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
 from keras_tfm import runtime
 from keras_tfm.cli import rows
@@ -20,8 +21,11 @@ def chat(
         str | None, typer.Option(help="A system message, for a file with a chat template.")
     ] = None,
     temperature: Annotated[
-        float, typer.Option(help="Temperature; 0 takes the most probable token.", min=0)
-    ] = 0.7,
+        float | None,
+        typer.Option(
+            help="Temperature; 0 takes the most probable token. Default: the file's, or 0.7.", min=0
+        ),
+    ] = None,
     top_k: Annotated[
         int | None, typer.Option(help="Sample from the k most probable tokens.", min=1)
     ] = None,
@@ -33,8 +37,8 @@ def chat(
         typer.Option(help="Sample from tokens this probable, relative to the most probable one."),
     ] = None,
     repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1, repeated tokens are less probable.")
-    ] = 1.0,
+        float | None, typer.Option(help="Above 1, repeated tokens are less probable.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="For the same answers each time.", min=0)] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Maximum number of tokens of an answer.", min=1)
@@ -50,12 +54,22 @@ def chat(
     Messages are lines of the terminal or of standard input. Answers go to standard output as they
     are generated, tokens per second to standard error. Ctrl-C stops an answer and keeps the
     conversation; /undo removes the last message and its answer, /new begins another conversation,
-    Ctrl-D ends. A file without a chat template continues the text as it is.
+    Ctrl-D ends. A file without a chat template continues the text as it is. Without the options of
+    sampling, tokens are chosen as the file says.
     """
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-    with work("sampling", {name: f"--{name.replace('_', '-')}" for name in names}):
-        sampler = runtime.Sampler(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    options: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+    }
+    chosen = {name: value for name, value in options.items() if value is not None}
+    with work("sampling", {name: f"--{name.replace('_', '-')}" for name in options}):
+        runtime.Sampler(**chosen)
     model = load_with_tokenizers(file, threads, adapter, ("decode",), "which chats need")
+    sampler = replace(model.sampler or runtime.Sampler(temperature=0.7), **chosen)
     conversation = _Conversation(model, system)
     failed = False
     for line in _lines():

@@ -218,7 +218,8 @@ class Taken:
     Attributes:
         arguments: dict, arguments of the export by name.
         processors: list of processors of the strategy.
-        sampling: `generation.Sample`, the strategy of a .litertlm file; None: greedy search.
+        sampling: `generation.Sample`, the strategy of "decode" or of a .litertlm file; None: there
+            is none.
         said: list of what was taken or not, in order: an argument's name, its value and a remark,
             or "" and a sentence.
 
@@ -575,7 +576,7 @@ def _take_transcription(
 def _take_strategy(made: Taken, folder: Path, roles: list[str], is_litertlm: bool) -> None:
     """What a file has of the search or sampling in `generation_config.json`.
 
-    A loop has its processors, a .litertlm file its sampling; the rest is left to the caller.
+    A loop has its processors, and "decode" or a .litertlm file its sampling.
     """
     from keras_tfm.checkpoints import generation_config
 
@@ -587,18 +588,31 @@ def _take_strategy(made: Taken, folder: Path, roles: list[str], is_litertlm: boo
     except ValueError as error:
         made.say(f"not its strategy: {error}")
         return
-    rules, plain = strategy.processors, dataclasses.replace(strategy, processors=())
-    names = ", ".join(type(x).__name__ for x in rules)
-    if "generate" in roles and rules:
-        made.processors = rules
-        made.say(f"its processors {names}")
-    elif rules:
-        made.say(f"not its processors {names}")
-    if is_litertlm and isinstance(plain, Sample) and plain.min_p is None and plain.hypotheses == 1:
-        made.sampling = plain
-        made.say(f"its {_label(plain)}")
-    elif plain != Greedy():
-        made.say(f"not its {_label(plain)}")
+    left_out, search = list(strategy.processors), dataclasses.replace(strategy, processors=())
+    if "generate" in roles:
+        made.processors, left_out = left_out, []
+        if made.processors:
+            made.say(f"its processors {_names(made.processors)}")
+    elif isinstance(search, Sample) and _has_sampler(search, roles, is_litertlm):
+        kept = () if is_litertlm else processors.RepetitionPenalty
+        own = [x for x in left_out if isinstance(x, kept)]
+        left_out = [x for x in left_out if not isinstance(x, kept)]
+        made.sampling = dataclasses.replace(search, processors=own)
+        made.say(f"its {_label(search)}" + (f" with {_names(own)}" if own else ""))
+    if left_out:
+        made.say(f"not its processors {_names(left_out)}")
+    if made.sampling is None and search != Greedy():
+        made.say(f"not its {_label(search)}")
+
+
+def _has_sampler(strategy: Sample, roles: list[str], is_litertlm: bool) -> bool:
+    """Whether the runtime of the file has a sampler that draws tokens like a strategy."""
+    known = strategy.min_p is None if is_litertlm else "decode" in roles
+    return known and strategy.hypotheses == 1
+
+
+def _names(rules: Sequence[Any]) -> str:
+    return ", ".join(type(x).__name__ for x in rules)
 
 
 def _label(strategy: Strategy) -> str:

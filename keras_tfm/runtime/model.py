@@ -13,6 +13,7 @@ from keras_tfm.runtime.decoding.drafts import Draft
 from keras_tfm.runtime.decoding.generate import Generated, generate
 from keras_tfm.runtime.decoding.sampling import Choose, Sampler
 from keras_tfm.runtime.loaded_file import LoadedFile
+from keras_tfm.runtime.manifest.manifest import Decode, of_role
 from keras_tfm.runtime.manifest.storage import File
 from keras_tfm.runtime.media.decoded_picture import Picture
 from keras_tfm.runtime.media.image_processor import ImageProcessor, Pictures
@@ -268,6 +269,18 @@ class Model:
     def chat_template(self) -> ChatTemplate | None:
         """The chat template in the file; None if it has none."""
         return self.file.manifest.chat_template
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """How the texts of the model are meant to be chosen; None if the file does not say.
+
+        It is an argument like any other: `stream`, `stream_text` and sessions are greedy without
+        `choose=model.sampler`. The file has that of `export_tflite(strategy=Sample(...))`, or of
+        the `generation_config.json` of a folder.
+        """
+        for decode in of_role(self.file.manifest.signatures, Decode).values():
+            return None if decode.sampling is None else Sampler(**decode.sampling)
+        return None
 
     def session(
         self, inputs: Inputs | None = None, *, restore: str | Path | None = None

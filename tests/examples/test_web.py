@@ -46,12 +46,13 @@ def test_the_chat_page_and_sessions_answer_as_python_does(tmp_path):
     from small_writers import END, ids, recurrent_story, story
 
     from keras_tfm.export import export_tflite
+    from keras_tfm.generation import Sample
     from keras_tfm.web import write_page
 
     template = runtime.ChatTemplate("User: ", "\nModel: ", "\nUser: ")
     shared = {"tokenizer": byte_pairs(), "chat_template": template, "verify": False}
     files = {
-        "chunks": {"max_length": 200, "prompt_length": (6, 20)},
+        "chunks": {"max_length": 200, "prompt_length": (6, 20), "strategy": Sample(0.4, top_k=3)},
         "rows": {"max_length": 190, "prompt_length": 7, "batch_size": 2, "end_id": None},
         "whole": {"max_length": 190, "prompt_length": (3, 160), "whole_caches": True},
         "steps": {"max_length": 200},

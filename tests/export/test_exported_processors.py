@@ -5,8 +5,9 @@ import pytest
 from small_exports import MAX_LENGTH, QUESTIONS, SOURCE_LENGTH, new_path, small
 from small_models import START, TARGET_SIZE
 
+from keras_tfm import models, runtime
 from keras_tfm.export import export_tflite, verify
-from keras_tfm.generation import Beam, Generator, Greedy, Strategy, generate, processors
+from keras_tfm.generation import Beam, Generator, Greedy, Sample, Strategy, generate, processors
 from keras_tfm.runtime import load
 
 END = 7
@@ -86,8 +87,16 @@ def test_what_a_file_cannot_hold_is_refused(strategy, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_processors_without_a_loop_in_the_file_are_refused(tmp_path):
-    strategy = Greedy([processors.ForcedBOS(3)])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Greedy([processors.ForcedBOS(3)]),
+        Greedy([processors.RepetitionPenalty(1.2)]),
+        Sample(processors=[processors.RepetitionPenalty(1.2), processors.MinLength(3)]),
+    ],
+    ids=["forced", "greedy", "sampled"],
+)
+def test_processors_without_a_loop_in_the_file_are_refused(strategy, tmp_path):
     with pytest.raises(ValueError, match="processors are a part of the signature 'generate'"):
         export_tflite(
             small(),
@@ -98,6 +107,21 @@ def test_processors_without_a_loop_in_the_file_are_refused(tmp_path):
             strategy=strategy,
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sampling_of_decode(tmp_path):
+    """The file says it; the caller decides."""
+    sampled = Sample(0.7, top_k=3, top_p=0.9, processors=[processors.RepetitionPenalty(1.5)])
+    path = tmp_path / "x.tflite"
+    sizes = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}
+    model = models.gpt(13, **sizes, max_length=12)
+    export_tflite(model, path, ["decode"], max_length=12, end_id=2, strategy=sampled)
+    model = runtime.load(path)
+    expected = runtime.Sampler(0.7, top_k=3, top_p=0.9, repetition_penalty=1.5)
+    assert model.sampler == expected
+    greedy = [int(token[0]) for token in model.stream([[3, 4]])]
+    best = model.stream([[3, 4]], choose=lambda logits: logits.argmax(-1))
+    assert greedy == [int(token[0]) for token in best]
 
 
 def test_a_grammar_without_an_end_token_is_refused(tmp_path):

@@ -423,6 +423,7 @@ def test_a_step_without_encode_takes_the_inputs_that_it_reads():
         ({"static": False}, r"a SavedModel has the signatures 'predict' and 'generate'"),
         ({"roles": ["generate"], "start_id": None, "prompt_length": None}, "needs a start_id or"),
         ({"roles": ["generate"], "strategy": Sample()}, "Sample draws random numbers"),
+        ({"roles": ["encode", "decode"], "strategy": Sample(hypotheses=2)}, "Sample draws random"),
         ({"roles": ["generate"], "strategy": Contrastive()}, "Contrastive reads the features"),
         ({"target": "sauce"}, "no input 'sauce' to step"),
     ],

@@ -51,6 +51,8 @@ HUGE = 10**9
         ("prefix", {f"{WRITE}/start_id": 13}, "decode.start_id must be in 0..12, got 13"),
         ("prefix", {f"{WRITE}/end_id": [2, 2**63]}, "end_id must be in 0..2147483647, got 9223"),
         ("prefix", {f"{WRITE}/pad_id": HUGE}, "decode.pad_id must be in 0..12"),
+        ("prefix", {f"{WRITE}/sampling": {"top_p": 2}}, "sampling must be an object of a s"),
+        ("prefix", {f"{WRITE}/sampling": [1]}, "sampling must be an object of a s"),
         ("prefix", {f"{WRITE}/transposed": ["x"]}, "transposed must be among the caches"),
         ("prefix", {f"{WRITE}/inputs/position/kind": "cache"}, "one of kind 'position'"),
         ("captions", {f"{GENERATE}/max_length": 14}, "max_length must be at most 13, got 14"),

@@ -27,6 +27,7 @@ after(() => browser.close());
 async function opened() {
   const page = await browser.open("/models/page/");
   await page.locator("#facts:not(:empty), #problem:not(:empty)").first().waitFor();
+  assert.equal(await page.getByLabel("Temperature").inputValue(), "0.4"); // that of the file
   await page.getByLabel("Temperature").fill("0");
   await page.getByLabel("Longest answer").fill(String(chat.longest));
   return page;

@@ -258,6 +258,7 @@ class Caches:
             **({"transposed": self.transposed} if self.transposed else {}),
             **({"states": self._flat_names(self.replaced)} if self.replaced else {}),
             **({"prefix": self.prefix} if self.prefix else {}),
+            **({"sampling": request.sampling} if request.sampling else {}),
         }
 
     @property

@@ -17,8 +17,10 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.export.signatures.signature import Argument
 from keras_tfm.generation.interface import Interface, interface_of
 from keras_tfm.generation.preparation import check_ids, end_ids_of
-from keras_tfm.generation.strategies import Strategy
+from keras_tfm.generation.processors import RepetitionPenalty
+from keras_tfm.generation.strategies import Sample, Strategy
 from keras_tfm.runtime.manifest.manifest import CACHES, ROLES
+from keras_tfm.runtime.manifest.records import Json
 
 # The roles of signatures that do not generate.
 WITHOUT_STEPS = ("predict", "stream")
@@ -57,7 +59,8 @@ class GenerationArguments(TypedDict, total=False):
             early. Columns after the end hold the padding id of the stepped input.
         target: str, name of the stepped input; default "target", or the only input.
         strategy: `Strategy`, how "generate" chooses tokens: `generation.Greedy()` (default),
-            `Beam`, or a custom one that draws no random numbers; with its processors.
+            `Beam`, or a custom one that draws no random numbers; with its processors. With "decode"
+            alone, a `Sample` is how `runtime.Model.sampler` chooses tokens.
 
     >>> from keras_tfm.export import GenerationArguments
     >>> generation: GenerationArguments = {"max_length": 5, "start_id": 1, "end_id": 2}
@@ -195,11 +198,8 @@ class Request:
         self.end_ids = end_ids_of(arguments.get("end_id"))
         if strategy is not None and not isinstance(strategy, Strategy):
             raise TypeError(f"strategy must be a Strategy such as Beam(4), got {strategy!r}")
-        if strategy is not None and strategy.processors and "generate" not in self.roles:
-            raise ValueError(
-                "processors are a part of the signature 'generate'; 'decode' returns logits, which "
-                f"the host has to process, got the signatures {self.roles}"
-            )
+        if "generate" not in self.roles:
+            self._check_processors(strategy)
         self.default_prompt = self._default_prompt(arguments.get("default_prompt"))
         self.strategy = strategy
         self.static = static
@@ -294,6 +294,30 @@ class Request:
             raise ValueError(f"default_prompt must be ids in 0..{size - 1}, got {prompt}")
         return prompt
 
+    def _check_processors(self, strategy: Strategy | None) -> None:
+        """Raises if "decode" has processors that the runtime's sampler lacks."""
+        allowed = RepetitionPenalty if isinstance(strategy, Sample) else ()
+        others = () if strategy is None else strategy.processors
+        others = tuple(x for x in others if not isinstance(x, allowed))
+        if others:
+            raise ValueError(
+                "processors are a part of the signature 'generate'; 'decode' returns logits, which "
+                f"the host has to process, got {others} and the signatures {self.roles}"
+            )
+
+    @property
+    def sampling(self) -> Json | None:
+        """The arguments of the `runtime.Sampler` of "decode"; None without a `Sample`."""
+        given = self.strategy
+        if "generate" in self.roles or not isinstance(given, Sample) or given.hypotheses > 1:
+            return None
+        names = ("temperature", "top_k", "top_p", "min_p", "seed")
+        sampling = {name: x for name in names if (x := getattr(given, name)) is not None}
+        for processor in given.processors:
+            assert isinstance(processor, RepetitionPenalty)
+            sampling["repetition_penalty"] = processor.penalty
+        return sampling
+
     def _draft_length(self, length: int | None) -> int | None:
         """The number of drafted tokens that one step verifies."""
         check_integer("draft_length", length, optional=True)
@@ -383,7 +407,7 @@ class Request:
             )
         check_ids(self.model, self.target, self.max_length, self.start_id, self.end_ids)
         if self.strategy is not None:
-            if self.strategy.draws:
+            if self.strategy.draws and self.sampling is None:
                 raise ValueError(
                     f"{type(self.strategy).__name__} draws random numbers, which LiteRT's builtin "
                     "operators do not support: export 'decode', and sample from its logits on the "

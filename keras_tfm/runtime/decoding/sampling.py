@@ -145,6 +145,15 @@ def chooser(choose: Choose | Sampler | None, tokens: np.ndarray) -> Choose:
     return choose
 
 
+def is_sampler(arguments: object) -> bool:
+    """Whether a JSON value has the arguments of a `Sampler`."""
+    try:
+        Sampler(**arguments)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _occurrences(logits: np.ndarray, tokens: np.ndarray | None) -> np.ndarray | None:
     """Which tokens (B, V) occur in `tokens` (B, T)."""
     if tokens is None:

@@ -375,7 +375,7 @@ def _check_steps(signatures: dict[str, Signature]) -> None:
     place, first = next(iter(decodes.items()))
     same = ("target", "max_length", "start_id", "end_id", "pad_id", "vocabulary_size")
     for other, decode in decodes.items():
-        for key in (*same, "prefix", "transposed", "states"):
+        for key in (*same, "prefix", "transposed", "states", "sampling"):
             found, expected = getattr(decode, key), getattr(first, key)
             _require(found == expected, f"{other}.{key} must be that of {place}", found)
     capacities = [x.capacity for x in decodes.values()]

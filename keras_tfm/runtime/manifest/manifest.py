@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, ClassVar, Self, TypeVar
 
+from keras_tfm.runtime.decoding.sampling import is_sampler
 from keras_tfm.runtime.manifest.records import (
     Json,
     Record,
@@ -247,6 +248,7 @@ class Decode(Stepped):
         states: list of str, the cache entries that each step replaces; before the first, zeros.
         prefix: int, the columns of the caches before the first token.
         capacity: int, the columns of tokens in the caches.
+        sampling: dict, the arguments of a `Sampler`: how the model's texts are meant to be chosen.
     """
 
     role: ClassVar[str] = "decode"
@@ -255,6 +257,7 @@ class Decode(Stepped):
     states: Names = field(default_factory=list)
     prefix: Size = 0
     capacity: Size
+    sampling: Annotated[Json, Rule("an object of a sampler's arguments", is_sampler)] | None = None
 
     @property
     def caches(self) -> list[str]:

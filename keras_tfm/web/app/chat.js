@@ -30,7 +30,8 @@ async function stream({ text, note }) {
   const { sampler } = await library();
   const before = session.tokens.length;
   const start = performance.now();
-  const choose = sampler({ temperature: Number(element("temperature").value), seed });
+  const temperature = Number(element("temperature").value);
+  const choose = sampler({ ...(await loaded("stream")).sampling, temperature, seed });
   const maxTokens = Number(element("longest").value);
   stopped = false;
   for await (const piece of session.stream({ choose, maxTokens })) {
@@ -63,5 +64,8 @@ element("new").addEventListener("click", () => {
   say("");
 });
 begin("stream").then((model) => {
-  if (model) state({ Conversation: `at most ${model.length + 1} tokens, in this page until it is closed` });
+  if (!model) return;
+  const { temperature } = model.sampling ?? {};
+  if (temperature !== undefined) element("temperature").value = temperature;
+  state({ Conversation: `at most ${model.length + 1} tokens, in this page until it is closed` });
 });

@@ -77,7 +77,7 @@ async function* valuesOf(remote) {
 
 // --- Models, and what they make: what never changes is copied, calls are sent.
 
-const COPIED = ["abilities", "manifest", "size", "length", "specialTokens", "labels", "sampleRate"];
+const COPIED = ["abilities", "manifest", "size", "length", "specialTokens", "labels", "sampleRate", "sampling"];
 COPIED.push("pieceLength", "width", "delay", "stride", "widths", "longest"); // of a source in pieces
 const MADE = ["session", "fork", "openStream", "listen"]; // by these calls
 

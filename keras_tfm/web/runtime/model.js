@@ -544,6 +544,12 @@ export class Model {
     return firstRow(await this.#runMedia(signature, ability.input, samples), signature);
   }
 
+  /** How the model's texts are meant to be chosen, as options of `sampler`; null if the file does not say. */
+  get sampling() {
+    const { sampling } = this.#abilities.stream?.decoders[0] ?? {};
+    return sampling ? optionsOf(sampling) : null;
+  }
+
   /** The number of samples a second that the model hears; null if it hears nothing. */
   get sampleRate() {
     const { transcribe, predictAudio, openStream } = this.#abilities;
@@ -2583,8 +2589,17 @@ const WRITING = { max_length: isCount, start_id: orNull(isCount), end_id: orNull
 Object.assign(WRITING, { pad_id: isPad, target: isText });
 Object.assign(WRITING, { prompt: optional(isText), default_prompt: optional(isIds) });
 const isNames = (x) => Array.isArray(x) && x.every(isText);
+const optionsOf = (sampling) =>
+  Object.fromEntries(Object.entries(sampling).map(([x, y]) => [x.replace(/_(.)/g, (_, a) => a.toUpperCase()), y]));
+const isSampling = (x) => {
+  try {
+    return isObject(x) && Boolean(sampler(optionsOf(x)));
+  } catch {
+    return false;
+  }
+};
 const STEPS = { ...WRITING, capacity: isCount, transposed: optional(isNames), states: optional(isNames) };
-Object.assign(STEPS, { prefix: optional((x) => isCount(x) && x > 0) });
+Object.assign(STEPS, { prefix: optional((x) => isCount(x) && x > 0), sampling: optional(isSampling) });
 const PIECES = { states: isNames, final: isText, delay: isCount, stride: (x) => isCount(x) && x > 0 };
 const SETTINGS = { generate: WRITING, decode: STEPS, stream: PIECES };
 
@@ -2800,7 +2815,7 @@ function checkDecoders(owner, decoders) {
   const largest = Math.max(...decoders.map(([, x]) => x.capacity));
   need(first.max_length <= largest, `${owner}max_length`, first.max_length);
   const ids = ["start_id", "end_id", "pad_id"];
-  const fields = ["target", "max_length", ...ids, "prefix", "transposed", "states"];
+  const fields = ["target", "max_length", ...ids, "prefix", "transposed", "states", "sampling"];
   for (const [place, x] of decoders) {
     for (const key of fields) need(shown(x[key]) === shown(first[key]), `${place}.${key}`, x[key]);
     checkSpecialIds(place, x, x.inputs[x.target].vocabulary_size);
