@@ -249,6 +249,8 @@ BAD = {
         ({"config_groups.group_0.weights.strategy": "tensor_group"}, "strategy must be one of"),
         ({"config_groups.group_0.weights.type": "float"}, "type must be one of"),
         ({"config_groups.group_0.input_activations": {"dynamic": False}}, "input_activations"),
+        ({"config_groups.group_0.output_activations": {"dynamic": True}}, "output_activations"),
+        ({"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}}, "transform_config"),
         ({"format": "marlin-24"}, "format must be one of"),
         ({"quant_method": "bitsandbytes"}, "must be one of.*got 'bitsandbytes'"),
         ({"quant_method": ["gptq"]}, "must be one of"),

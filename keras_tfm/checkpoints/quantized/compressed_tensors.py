@@ -30,6 +30,10 @@ def matrices(config: Config, settings: Mapping[str, Any], files: Tensors) -> dic
     """
     if settings.get("format") not in _FORMATS:
         config.refuse("quantization_config: format", settings.get("format"), f"one of {_FORMATS}")
+    transforms = settings.get("transform_config")
+    # Rotations, some of which are computed at run time.
+    if transforms and transforms != {"config_groups": {}}:
+        config.refuse("quantization_config: transform_config", transforms, "absent")
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(x, dict) for x in groups.values()):
         config.refuse("quantization_config: config_groups", groups, "a dictionary of groups")
@@ -66,6 +70,9 @@ def _bits(config: Config, group: Mapping[str, Any]) -> int:
         config.refuse(
             "quantization_config: input_activations", activations, "dynamic, as in a .tflite file"
         )
+    results = group.get("output_activations")
+    if results is not None:
+        config.refuse("quantization_config: output_activations", results, "absent")
     return int(weights["num_bits"])
 
 
