@@ -302,6 +302,22 @@ def test_speech_in_several_languages_needs_a_prompt(tmp_path):
     taken = taken_of(folder, default_prompt=[1, 3, 4])
     assert "source_length" not in taken.arguments
     assert taken.processors == processors.transcription(load_checkpoint(folder).model)
+    # What older folders force, unless a language is to be found, or the newer fields are there.
+    for forced, more, prompt in (
+        ([[1, 5], [2, 6]], {}, [1, 5, 6]),
+        ([[1, 5], [2, 8]], {"no_timestamps_token_id": 8}, [1, 5, 8]),
+        ([[1, 5]], {"no_timestamps_token_id": 8}, [1, 5, 8]),
+        ([[1, None], [2, 6]], {}, None),
+        ([[2, 6]], {}, None),
+        ([[1, 5]], {"language": "en"}, None),
+    ):
+        changed = {**fields, **ids, **more, "forced_decoder_ids": forced}
+        (folder / "generation_config.json").write_text(json.dumps(changed))
+        if prompt is None:
+            with pytest.raises(ValueError, match="default_prompt must be"):
+                arguments_of(folder)
+        else:
+            assert arguments_of(folder)["default_prompt"] == prompt
 
 
 def test_speech_of_any_length_gets_several(run, tmp_path):

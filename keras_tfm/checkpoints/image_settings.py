@@ -1,8 +1,9 @@
-"""`preprocessor_config.json`: how pictures are resized and normalised, both ways."""
+"""`preprocessor_config.json` and its heir: how pictures are resized and normalised, both ways."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Config, Fields
@@ -13,24 +14,97 @@ from keras_tfm.runtime.media.tile_processor import TileProcessor
 
 FILE = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"
+# The dictionaries of feature extractors, which read audio, in `PROCESSOR`.
+EXTRACTORS = ("feature_extractor", "audio_processor")
 # Pillow's numbers of the filters, as in the files.
 _NUMBERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-# The classes, by the start of their names, whose filter is bicubic and that crop, unless the file
-# says otherwise; and those among them that read a "size" of one integer as the shortest edge.
-_CROPPING = ("Bit", "CLIP", "DeiT")
-_OF_EDGES = ("Bit", "CLIP")
-# Those that make tiles.
-_OF_TILES = ("Idefics3", "SmolVLM")
-# And one whose filter is bicubic, and that does not crop.
-_BICUBIC = (*_CROPPING, "Siglip")
+_HALF = [0.5, 0.5, 0.5]
+# Of OpenAI's CLIP, and of ImageNet.
+CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+_IMAGENET_MEAN, _IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+class _Class(NamedTuple):
+    """What an image processor of transformers does where a file leaves a field out.
+
+    Attributes:
+        resample: int, the filter.
+        size: the size in pixels.
+        crop_size: the size of a crop in the centre; None: it does not crop.
+        mean, std: list of float, of each channel.
+        square: bool, whether a size of one integer is a square's, and not the shortest edge.
+        tiles: bool, whether it makes tiles.
+    """
+
+    resample: int = 3
+    size: Fields = {"height": 224, "width": 224}  # noqa: RUF012
+    crop_size: Fields | None = None
+    mean: Sequence[float] = _HALF
+    std: Sequence[float] = _HALF
+    square: bool = True
+    tiles: bool = False
+
+
+_CROP = {"height": 224, "width": 224}
+_CLIP = _Class(3, {"shortest_edge": 224}, _CROP, CLIP_MEAN, CLIP_STD, square=False)
+# By the start of the name; the end is "ImageProcessor", "ImageProcessorFast", "FeatureExtractor"...
+_CLASSES = {
+    "Bit": _CLIP,
+    "CLIP": _CLIP,
+    "ConvNext": _Class(size={"shortest_edge": 384}, square=False),
+    "DPT": _Class(size={"height": 384, "width": 384}),
+    "DeiT": _Class(size={"height": 256, "width": 256}, crop_size=_CROP),
+    "Detr": _Class(2, {"shortest_edge": 800, "longest_edge": 1333}, mean=_IMAGENET_MEAN,
+                   std=_IMAGENET_STD, square=False),
+    "Idefics3": _Class(1, {"longest_edge": 1456}, tiles=True),
+    "Siglip": _Class(square=False),
+    "Siglip2": _Class(2),
+    "SmolVLM": _Class(1, {"longest_edge": 1456}, tiles=True),
+    "ViT": _Class(2),
+}  # fmt: skip
+_NAME = re.compile("(.*?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?")
+# The class of a model whose file does not name one.
+_OF_MODELS = {
+    "clip": "CLIP",
+    "deit": "DeiT",
+    "depth_anything": "DPT",
+    "detr": "Detr",
+    "dinov2": "Bit",
+    "dinov2_with_registers": "Bit",
+    "idefics3": "Idefics3",
+    "resnet": "ConvNext",
+    "siglip": "Siglip",
+    "siglip2": "Siglip2",
+    "smolvlm": "SmolVLM",
+    "vit": "ViT",
+}
+# ResNet's and ConvNeXt's class: below this size, the shortest edge is the size divided by
+# `crop_pct`, and the centre is cropped; from it on, the picture is warped into a square.
+_WARPED, _CROP_PCT = 384, 0.875
 # Steps that an `ImageProcessor` lacks, and the values by which a file leaves them out.
 _WITHOUT = {
-    "crop_pct": (),
     "do_pad": (False,),
     "do_flip_channel_order": (False,),
     "do_thumbnail": (False,),
     "rescale_offset": (False,),
 }
+
+
+def read_settings(folder: Path, *parts: str) -> tuple[Path, Fields]:
+    """The file with the rules for images or audio, and its fields; none if there is no such file.
+
+    Args:
+        folder: the folder.
+        parts: the names of the dictionary in `processor_config.json`, which version 5 of
+            transformers writes, and prefers to `preprocessor_config.json`.
+    """
+    path = folder / PROCESSOR
+    fields = read_json(path) if path.is_file() else {}
+    for part in parts:
+        if isinstance(fields.get(part), dict):
+            return path, fields[part]
+    path = folder / FILE
+    return path, read_json(path) if path.is_file() else {}
 
 
 def image_statistics(
@@ -46,11 +120,14 @@ def image_statistics(
         ValueError: the file has values that the model's `ImageNormalization` cannot have.
     """
     channels = config.integer("num_channels", 3)
-    settings = _Settings(config.file.with_name(FILE))
-    if not settings.fields and len(mean) == channels:
+    settings = _Settings(config.file.parent)
+    if not settings.fields:
+        known = len(mean) == channels
+        mean, std = (mean, std) if known else ([0.5] * channels, [0.5] * channels)
         return {"image_mean": list(mean), "image_std": list(std)}
-    mean, std = (settings.statistic(name, channels) for name in ("image_mean", "image_std"))
-    if not settings.fields.get("do_normalize", True):
+    if settings.flag("do_normalize", True):
+        mean, std = (settings.statistic(name, channels) for name in ("image_mean", "image_std"))
+    else:
         mean, std = [0.0] * channels, [1.0] * channels
     settings.only(do_rescale=True)
     factor = settings.fields.get("rescale_factor", 1 / 255)
@@ -60,20 +137,23 @@ def image_statistics(
 
 
 def load_image_processor(folder: str | Path) -> ImageProcessor:
-    """Loads the rules of `preprocessor_config.json`, by which a model's pictures are prepared.
+    """Loads the rules by which a model's pictures are prepared.
 
-    Supported are resizing to a height and width or of the shortest edge, with a crop in the centre
-    or without, as the image processors of ViT, DeiT, DINO, DINOv2 and CLIP do; and the tiles of
-    SmolVLM and Idefics3, as a `runtime.TileProcessor`. For DETR, whose
-    processor makes images of any size, give `ImageProcessor((H, W), resize="fit")` with the size of
-    the exported file instead; for SigLIP 2's NaFlex, `ImageProcessor.naflex`.
+    They are in `preprocessor_config.json`, or, in folders of version 5 of transformers, in
+    `processor_config.json`. Supported are resizing to a height and width or of the shortest edge,
+    with a crop in the centre or without, as the image processors of ViT, DeiT, DINO, DINOv2, CLIP,
+    SigLIP and ResNet do; and the tiles of SmolVLM and Idefics3, as a `runtime.TileProcessor`. For
+    DETR and Depth Anything, whose processors make images of any size, give
+    `ImageProcessor((H, W), resize="fit")` with the size of the exported file instead; for SigLIP
+    2's NaFlex, `ImageProcessor.naflex`.
 
     Args:
         folder: str or Path, a folder saved by `transformers`.
 
     Raises:
         FileNotFoundError: the folder has no such file.
-        ValueError: the file is not JSON, or has a rule that is not supported; the error names it.
+        ValueError: the file is not JSON, is of another image processor, or has a rule that is not
+            supported; the error names it.
 
     Example:
 
@@ -86,10 +166,10 @@ def load_image_processor(folder: str | Path) -> ImageProcessor:
     ...     load_image_processor(folder)
     ImageProcessor(size=(6, 6), resize=8, resample='bilinear', channels=3, background=255)
     """
-    path = Path(folder) / FILE
-    if not path.is_file():
+    settings = _Settings(Path(folder))
+    if not settings.path.is_file():
         raise FileNotFoundError(f"{folder} has no {FILE}")
-    return _Settings(path).processor()
+    return settings.processor()
 
 
 def image_fields(model: models.Model, processor: ImageProcessor | None) -> Fields:
@@ -122,6 +202,7 @@ def image_fields(model: models.Model, processor: ImageProcessor | None) -> Field
     to = (height, width) if resize is None else resize
     return {
         **fields,
+        "image_processor_type": "BitImageProcessor",  # for any of these rules
         **({"do_convert_rgb": True} if processor.channels == 3 else {}),
         "do_resize": True,
         "resample": numbers[processor.resample],
@@ -161,11 +242,23 @@ def _tile_fields(model: models.Model, processor: TileProcessor) -> Fields:
 
 
 class _Settings:
-    """The fields of a `preprocessor_config.json`; none if there is no such file."""
+    """The rules for images in a folder; no fields if it has none.
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.fields: Fields = read_json(path) if path.is_file() else {}
+    A field that a file leaves out is that of the class; null is false, as in transformers.
+    """
+
+    def __init__(self, folder: Path):
+        self.path, self.fields = read_settings(folder, "image_processor")
+        names = [self.fields.get(f"{x}_type") for x in ("image_processor", "feature_extractor")]
+        name = next((x for x in names if isinstance(x, str)), None)
+        match = None if name is None else _NAME.fullmatch(name)
+        self.class_name = match[1] if match else name
+        if name is None and (folder / "config.json").is_file():
+            self.class_name = _OF_MODELS.get(
+                str(read_json(folder / "config.json").get("model_type"))
+            )
+        # Without a class, what ViT's does, whose file has all fields.
+        self.defaults = _CLASSES.get(self.class_name or "ViT")
 
     def only(self, **allowed: object) -> None:
         for name, value in allowed.items():
@@ -176,11 +269,19 @@ class _Settings:
     def refuse(self, name: str, value: object, expected: str) -> NoReturn:
         raise ValueError(f"{self.path}: {name} must be {expected}, got {value!r}")
 
+    def flag(self, name: str, default: bool) -> bool:
+        found = self.fields.get(name, default)
+        if found is not None and not isinstance(found, bool):
+            self.refuse(name, found, "true or false")
+        return bool(found)
+
     def statistic(self, name: str, channels: int) -> list[float]:
         """The mean or standard deviation of each channel."""
+        defaults = self._known() if name not in self.fields else None
         found = self.fields.get(name)
-        if found is None and not self._kind(_OF_EDGES):  # these have others
-            return [0.5] * channels
+        if defaults is not None:
+            found = list(defaults.mean if name == "image_mean" else defaults.std)
+            found = found[0] if len(set(found)) == 1 else found
         values = found if isinstance(found, list) else [found] * channels
         if len(values) != channels or not all(isinstance(x, int | float) for x in values):
             self.refuse(name, found, f"{channels} numbers, one a channel")
@@ -188,10 +289,10 @@ class _Settings:
 
     def processor(self) -> ImageProcessor:
         """The rules for resizing and cropping."""
-        if self._kind(_OF_TILES):
+        defaults = self._known()
+        if defaults.tiles:
             return self._tiles()
-        cropping = self._kind(_CROPPING)
-        number = self._value("resample", 3 if self._kind(_BICUBIC) else 2)
+        number = self.fields.get("resample", defaults.resample)
         resample = _NUMBERS.get(number) if isinstance(number, int) else number
         if resample not in FILTERS:
             self.refuse("resample", number, f"one of {list(_NUMBERS)}")
@@ -200,14 +301,21 @@ class _Settings:
             found = self.fields.get(name)
             if found is not None and found not in values:
                 self.refuse(name, found, "left out, as the runtime lacks it")
-        if self._kind(("Siglip2",)):
+        if self.class_name == "Siglip2":
             expected = "that of SigLIP, whose images have one size: for NaFlex, give the "
-            kind = self.fields["image_processor_type"]
+            kind = self.fields.get("image_processor_type")
             self.refuse("image_processor_type", kind, f"{expected}ImageProcessor.naflex(...)")
-        size = self._size("size")
-        said = "crop_size" in self.fields and not self._kind(("ViT",))  # whose class never crops
-        crops = bool(self._value("do_center_crop", cropping or said))
-        crop = self._size("crop_size") if crops else None
+        size = self._size("size", defaults)
+        if self.class_name is None and self.fields.get("crop_pct") is not None:
+            self.refuse("crop_pct", self.fields["crop_pct"], "left out without a class")
+        # A file without a class crops if it says how.
+        said = self.class_name is None and self.fields.get("crop_size") is not None
+        crops = self.flag("do_center_crop", defaults.crop_size is not None or said)
+        crop = self._size("crop_size", defaults) if crops else None
+        if self.class_name == "ConvNext":
+            size, crop = self._square(size)
+        elif self.class_name == "DPT":
+            size, crop = self._multiples(size), None  # it never crops
         mean = self.fields.get("image_mean")
         channels = len(mean) if isinstance(mean, list) else 3
         if isinstance(size, int) and crop is None:
@@ -218,10 +326,22 @@ class _Settings:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.path}: {error}") from None
 
+    def _square(self, size: int | tuple[int, int]) -> tuple[Any, tuple[int, int] | None]:
+        """ConvNeXT's size, and the crop: of the centre of a small picture."""
+        self.only(do_center_crop=None)
+        if not isinstance(size, int):
+            self.refuse("size", size, "a shortest_edge")
+        part = self.fields.get("crop_pct", _CROP_PCT)
+        if size >= _WARPED:
+            return (size, size), None
+        if not isinstance(part, float) or not 0 < part <= 1:
+            self.refuse("crop_pct", part, "a number from 0 to 1")
+        return int(size / part), (size, size)
+
     def _tiles(self) -> TileProcessor:
         """The rules for tiles, whose defaults are those of Idefics3."""
         self.only(do_resize=True)
-        number = self._value("resample", 1)
+        number = self.fields.get("resample", 1)
         if number not in _NUMBERS:
             self.refuse("resample", number, f"one of {list(_NUMBERS)}")
         longest, side = (
@@ -229,43 +349,56 @@ class _Settings:
             for name, default in (("size", 1456), ("max_image_size", 364))
         )
         most = (-(-longest // side)) ** 2 + 1
-        splits = self._value("do_image_splitting", True)
         try:
             return TileProcessor(
                 (side, side),
                 resample=_NUMBERS[number],
                 longest_edge=longest,
-                num_images=most if splits else None,
+                num_images=most if self.flag("do_image_splitting", True) else None,
             )
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.path}: {error}") from None
 
     def _longest_edge(self, name: str, default: int) -> int:
-        found = self._value(name, {"longest_edge": default})
+        found = self.fields.get(name, {"longest_edge": default})
         if not isinstance(found, dict) or set(found) != {"longest_edge"}:
             self.refuse(name, found, "a longest_edge")
-        return found["longest_edge"]
+        return int(found["longest_edge"])
 
-    def _value(self, name: str, default: object) -> Any:
-        """A field, or the default if it is missing or null."""
-        found = self.fields.get(name)
-        return default if found is None else found
+    def _known(self) -> _Class:
+        """What the file's class does."""
+        if self.defaults is None:
+            self.refuse(
+                "image_processor_type", self.class_name, f"an image processor of {[*_CLASSES]}"
+            )
+        return self.defaults
 
-    def _kind(self, names: tuple[str, ...]) -> bool:
-        """Whether the file is of one of these classes; older files have another field."""
-        kind = self._value("image_processor_type", self.fields.get("feature_extractor_type"))
-        return isinstance(kind, str) and kind.startswith(names)
-
-    def _size(self, name: str) -> int | tuple[int, int]:
+    def _size(self, name: str, defaults: _Class) -> int | tuple[int, int]:
         """A shortest edge, or a height and width."""
-        found = self.fields.get(name)
+        default = defaults.size if name == "size" else defaults.crop_size
+        found = self.fields.get(name, default)
         if type(found) is int:  # in older files
-            edge = name == "size" and self._kind(_OF_EDGES)
-            return found if edge else (found, found)
-        known = isinstance(found, dict) and all(type(x) is int for x in found.values())
-        if known and set(found) == {"height", "width"}:  # type: ignore[arg-type]
-            return found["height"], found["width"]  # type: ignore[index]
-        if known and set(found) == {"shortest_edge"} and name == "size":  # type: ignore[arg-type]
-            return int(found["shortest_edge"])  # type: ignore[index]
-        self.refuse(name, found, "a height and width, or a shortest_edge")
-        raise AssertionError
+            square = name != "size" or self.flag("default_to_square", defaults.square)
+            return (found, found) if square else found
+        edges = found if isinstance(found, dict) else {}
+        if all(type(x) is int for x in edges.values()):
+            if set(edges) == {"height", "width"}:
+                return edges["height"], edges["width"]
+            if set(edges) == {"shortest_edge"} and name == "size":
+                return int(edges["shortest_edge"])
+        return self.refuse(name, found, "a height and width, or a shortest_edge")
+
+    def _multiples(self, size: int | tuple[int, int]) -> tuple[int, int]:
+        """DPT's height and width: the nearest multiples."""
+        if self.flag("keep_aspect_ratio", False):
+            expected = (
+                'false, as each picture would have its shape: ImageProcessor(..., resize="fit")'
+            )
+            self.refuse("keep_aspect_ratio", True, f"{expected} is a rule for one shape")
+        if isinstance(size, int):
+            self.refuse("size", self.fields["size"], "a height and width")
+        step = self.fields.get("ensure_multiple_of", 1)
+        if type(step) is not int or step < 1:
+            self.refuse("ensure_multiple_of", step, "a positive integer")
+        height, width = (round(x / step) * step for x in size)
+        return height, width

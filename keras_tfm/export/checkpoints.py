@@ -382,7 +382,8 @@ def _ids(folder: Path, own: Arguments) -> Arguments:
 
     config = read_config(folder)
     ids = {key: config.fields.get(key) for key in ("bos_token_id", "eos_token_id")}
-    ids["decoder_start_token_id"] = config.fields.get("decoder_start_token_id")
+    for name in ("decoder_start_token_id", "forced_decoder_ids"):
+        ids[name] = config.fields.get(name)
     for name, value in (("eos_token_id", "end_id"), ("decoder_start_token_id", "start_id")):
         if own.get(value) is not None:
             ids[name] = own[value]
@@ -452,11 +453,11 @@ def _take_images(made: Taken, folder: Path, model: keras.Model) -> None:
 
     if not any(x.is_pixels for x in interface_of(model).inputs.values()):
         return
-    if not (folder / FILE).is_file():
-        made.say(f"no rule for pictures, as it has no {FILE}: images= gives one")
-        return
     try:
         processor = load_image_processor(folder)
+    except FileNotFoundError:
+        made.say(f"no rule for pictures, as it has no {FILE}: images= gives one")
+        return
     except ValueError as error:
         raise ValueError(f"{error}; images= gives another rule") from None
     if isinstance(processor, TileProcessor):  # of as many images as the model reads
@@ -561,16 +562,28 @@ def _take_transcription(
         silent = [x for x in [ids.get("no_timestamps_token_id")] if x is not None]
         if start is None:
             return
-        if languages:
+        forced = _forced(ids)
+        if languages and not forced:
             english = [start, next(iter(languages.values())), *list(tasks.values())[:1], *silent]
             raise ValueError(
                 "the folder knows several languages: default_prompt must be the ids of the start, "
                 f"the language and the task, such as {','.join(map(str, english))}, of "
                 f"{json.dumps(languages)[:200]}"
             )
-        prompt = [start, *silent]
-        made.take("default_prompt", prompt)
+        first = [start, *forced]
+        made.take("default_prompt", first + [x for x in silent if x != first[-1]])
     made.processors = processors.transcription(model)
+
+
+def _forced(ids: Arguments) -> list[int]:
+    """The ids after the start in an older folder of Whisper; none where it has a language."""
+    pairs = ids.get("forced_decoder_ids")
+    if ids.get("language") or ids.get("task") or not isinstance(pairs, list):
+        return []
+    forced = [pair[1] for pair in pairs if isinstance(pair, list) and len(pair) == 2]
+    at = [pair[0] for pair in pairs if isinstance(pair, list)]
+    known = at == [*range(1, len(pairs) + 1)] and all(type(x) is int for x in forced)
+    return forced if known else []
 
 
 def _take_strategy(made: Taken, folder: Path, roles: list[str], is_litertlm: bool) -> None:

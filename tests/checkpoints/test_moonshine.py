@@ -160,6 +160,11 @@ def test_their_feature_extractor_is_saved(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "do_normalize": True}))
     with pytest.raises(ValueError, match=r"preprocessor_config\.json: do_normalize must be False"):
         checkpoints.load_huggingface(tmp_path)
+    path.unlink()
+    nested = {"feature_extractor": {"do_normalize": True}}
+    (tmp_path / "processor_config.json").write_text(json.dumps(nested))
+    with pytest.raises(ValueError, match=r"processor_config\.json: do_normalize must be False"):
+        checkpoints.load_huggingface(tmp_path)
 
 
 def test_grouped_keys_fail_in_transformers_too():

@@ -145,6 +145,26 @@ def test_statistics_of_pixels(tmp_path):
     checkpoints.save_huggingface(ours, tmp_path / "saved")
     fields = json.loads((tmp_path / "saved" / "preprocessor_config.json").read_text())
     assert fields["image_std"] == [0.4, 0.5, 0.6]
+    nested = {"image_processor": {"image_processor_type": "SiglipImageProcessor"}}
+    (tmp_path / "processor_config.json").write_text(json.dumps(nested))  # which wins
+    ours = checkpoints.load_huggingface(tmp_path)
+    assert ours.arguments["image_mean"] == ours.arguments["image_std"] == [0.5] * 3
+    nested["image_processor"]["image_processor_type"] = "LevitImageProcessor"
+    (tmp_path / "processor_config.json").write_text(json.dumps(nested))
+    with pytest.raises(ValueError, match=r"processor_config\.json: image_processor_type must be"):
+        checkpoints.load_huggingface(tmp_path)
+
+
+@pytest.mark.parametrize("encoder", ["vision", "text"])
+def test_older_names_of_the_encoders_win(encoder, tmp_path):
+    options = {"vision_config": IMAGE, "text_config": TEXT, "projection_dim": 9}
+    made("CLIPModel", options, tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    other = {**fields[f"{encoder}_config"], "hidden_act": "relu", "layer_norm_eps": 0.1}
+    path.write_text(json.dumps({**fields, f"{encoder}_config_dict": other}))
+    theirs = transformers.CLIPModel.from_pretrained(tmp_path).eval()
+    assert_same_pair(checkpoints.load_huggingface(tmp_path), theirs)
 
 
 def test_pictures_of_another_size(tmp_path):

@@ -174,6 +174,14 @@ def save_small(folder, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+def test_statistics_of_the_class(tmp_path):
+    """Those of ImageNet, where the file leaves them out."""
+    save_small(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"do_resize": true}')
+    arguments = checkpoints.load_huggingface(tmp_path, image_size=32).arguments
+    assert_close(np.array([arguments["image_mean"], arguments["image_std"]]), [MEAN, STD], 1e-12)
+
+
 def timm_name(name):
     begin, _, rest = name.partition("conv_encoder.model.")
     if not rest:
@@ -195,6 +203,7 @@ def timm_name(name):
         ({"dilation": True, "backbone_config": None}, "dilation must be False, got True"),
         ({"backbone_config": {"model_type": "swin"}}, "backbone_config must be a ResNet without"),
         ({"backbone": "vit", "backbone_config": None}, "backbone_config must be a ResNet without"),
+        ({"backbone_config": {"model_type": "resnet", "out_indices": [2]}}, "out_indices must be"),
         ({"encoder_attention_heads": 3}, "encoder_attention_heads must be a divisor of d_model, 8"),
         ({"decoder_attention_heads": 5}, "decoder_attention_heads must be a divisor of d_model, 8"),
     ],

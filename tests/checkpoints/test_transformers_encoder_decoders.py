@@ -453,6 +453,19 @@ def test_what_is_not_supported_is_named(name, fields, message, folder_of):
     assert "\n" not in str(caught.value)
 
 
+def test_t5gemma_has_the_vocabulary_of_its_decoder(tmp_path):
+    """A configuration made of two others keeps a default of 256,000 for itself."""
+    theirs, _ = made("T5GemmaForConditionalGeneration", T5GEMMA, tmp_path)
+    encoder, decoder = (json.loads((tmp_path / "config.json").read_text())[x]
+                        for x in ("encoder", "decoder"))  # fmt: skip
+    rewritten(tmp_path, vocab_size=256000, encoder={**encoder, "vocab_size": 19},
+              decoder={**decoder, "vocab_size": 19})  # fmt: skip
+    assert_same(checkpoints.load_huggingface(tmp_path), theirs)
+    rewritten(tmp_path, decoder={**decoder, "vocab_size": 19, "is_causal": False})
+    with pytest.raises(ValueError, match="is_causal must be True, got False"):
+        checkpoints.load_huggingface(tmp_path)
+
+
 @pytest.fixture
 def folder_of(tmp_path):
     """A folder of a model with one block a stack, and changed fields."""

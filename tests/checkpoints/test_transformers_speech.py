@@ -129,6 +129,22 @@ def test_their_feature_extractor_is_saved(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "hop_length": 128}))
     with pytest.raises(ValueError, match=r"preprocessor_config\.json: hop_length must be 160, got"):
         checkpoints.load_huggingface(tmp_path)
+    for name, value in (("n_fft", 320), ("padding_value", 0.3), ("padding_side", "left")):
+        nested = {"feature_extractor": {name: value}}  # of version 5, which wins
+        (tmp_path / "processor_config.json").write_text(json.dumps(nested))
+        with pytest.raises(ValueError, match=rf"processor_config\.json: {name} must be .*got"):
+            checkpoints.load_huggingface(tmp_path)
+
+
+def test_what_generation_config_leaves_out_is_not_suppressed(tmp_path):
+    ids = {"suppress_tokens": [3, 4], "begin_suppress_tokens": [5]}
+    made("WhisperForConditionalGeneration", {**SMALL, **ids}, tmp_path)
+    path = tmp_path / "generation_config.json"
+    fields = json.loads(path.read_text())
+    del fields["begin_suppress_tokens"]
+    path.write_text(json.dumps(fields))
+    arguments = checkpoints.load_huggingface(tmp_path).arguments
+    assert (arguments["suppressed_ids"], arguments["suppressed_first_ids"]) == ([3, 4], None)
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,19 @@ def test_another_family_is_refused_by_its_tensors(tmp_path):
         checkpoints.load_huggingface(tmp_path)
 
 
+def test_dinov2_has_positions_of_a_square(tmp_path):
+    """transformers takes a table of 4 x 9 positions for one of 6 x 6."""
+    from keras_tfm import models
+
+    sizes = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}
+    model = models.vit((16, 36), 4, **sizes, layer_scale=1.0)
+    with pytest.raises(ValueError, match=r"has positions of a square, got image_size \[?\(?16, 36"):
+        checkpoints.save_huggingface(model, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(ValueError, match=r"image_size must be a square, got \(16, 36\)"):
+        made("Dinov2Model", {**DINO, "image_size": [16, 36], "patch_size": 4}, tmp_path)
+
+
 def test_widths_that_dinov2_cannot_have(tmp_path):
     from keras_tfm import models
 

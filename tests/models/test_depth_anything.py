@@ -61,6 +61,20 @@ def test_images_of_any_size(height, width, tmp_path):
     assert_close(actual, expected, TOLERANCE * max(1.0, np.abs(expected).max()))
 
 
+def test_blocks_are_counted_from_either_end(tmp_path):
+    model = randomize(small_model("depth_anything"), seed=2)
+    checkpoints.save_huggingface(model, tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    count = model.arguments["num_layers"]
+    part = config["backbone_config"]
+    part["out_indices"] = [i - count - 1 for i in part["out_indices"]]
+    file.write_text(json.dumps(config))
+    again = checkpoints.load_huggingface(tmp_path)
+    pixels = np.random.default_rng(1).integers(0, 256, (1, 12, 12, 3)).astype("float32")
+    np.testing.assert_array_equal(to_numpy(again(pixels)), to_numpy(model(pixels)))
+
+
 @tensorflow_only
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["float32", "int4"])
@@ -90,6 +104,7 @@ def test_pixels_in_and_depths_out(quantization, tmp_path):
         ({"backbone_config": [1]}, {}, "backbone_config must be a dictionary"),
         ({}, {"model_type": "swin"}, "model_type must be"),
         ({}, {"out_indices": [0, 1, 2, 3]}, "out_indices must be four numbers of blocks from 1"),
+        ({}, {"image_size": [12, 16]}, r"image_size must be a square, got \(12, 16\)"),
         ({}, {"reshape_hidden_states": True}, "reshape_hidden_states must be False"),
         ({}, {"apply_layernorm": False}, "apply_layernorm must be True"),
     ],

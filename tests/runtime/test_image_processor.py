@@ -660,12 +660,8 @@ def test_boxes_are_clipped_to_the_picture():
 
 
 def processors_of_transformers():
-    pytest.importorskip("transformers")
-    from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
-    from transformers.models.deit.image_processing_pil_deit import DeiTImageProcessorPil
-    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
-
-    return {"ViT": ViTImageProcessorPil, "Bit": BitImageProcessorPil, "DeiT": DeiTImageProcessorPil}
+    transformers = pytest.importorskip("transformers")
+    return {kind: getattr(transformers, f"{kind}ImageProcessorPil") for kind in SAVED}
 
 
 def unscaled(processor, images):
@@ -690,7 +686,16 @@ SAVED = {
         {"size": {"height": 37, "width": 45}, "do_center_crop": False, "resample": 2},
     ],
     "DeiT": [{}, {"size": {"shortest_edge": 40}, "crop_size": 32}, {"do_center_crop": False}],
+    "CLIP": [{"size": {"shortest_edge": 37}, "crop_size": {"height": 31, "width": 23}}],
+    "Siglip": [{}, {"size": {"height": 29, "width": 41}, "do_center_crop": False}],
+    "DPT": [{}, {"size": {"height": 64, "width": 50}, "ensure_multiple_of": 14}],
+    "ConvNext": [
+        {},
+        {"size": {"shortest_edge": 40}},
+        {"size": {"shortest_edge": 40}, "crop_pct": 0.6},
+    ],
 }
+DPT, CONVNEXT = ({"image_processor_type": f"{x}ImageProcessor"} for x in ("DPT", "ConvNext"))
 
 
 @pytest.mark.parametrize("kind,options", [(k, x) for k, many in SAVED.items() for x in many])
@@ -718,8 +723,18 @@ OLD = {"size": 37, "crop_size": 29, "do_center_crop": True, "resample": 3}
         {"image_processor_type": "ViTImageProcessor", "size": 37, "crop_size": 29},
         {"image_processor_type": "BitImageProcessor", "size": 37, "crop_size": 29},
         {"image_processor_type": "DeiTImageProcessor", "size": 37, "crop_size": 29},
+        {"image_processor_type": "BitImageProcessor", "size": {"height": 37, "width": 30},
+         "do_center_crop": None},
+        {"image_processor_type": "DeiTImageProcessorFast", "size": 37, "do_center_crop": None},
+        {"image_processor_type": "SiglipImageProcessor", "size": 37, "default_to_square": True,
+         "crop_size": 29},
+        {"image_processor_type": "SiglipImageProcessorFast", "size": {"height": 37, "width": 30},
+         "crop_size": None, "do_center_crop": None, "do_pad": None, "do_convert_rgb": None},
+        {"image_processor_type": "DPTImageProcessor", "size": 37, "crop_size": 29},
+        {"feature_extractor_type": "ConvNextFeatureExtractor", "size": 37, "resample": 3},
     ],
-)
+    ids=str,
+)  # fmt: skip
 def test_older_files_are_read_as_their_class_does(fields, tmp_path):
     """An integer is the shortest edge for some classes, a square for others."""
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
@@ -741,7 +756,21 @@ def test_older_files_are_read_as_their_class_does(fields, tmp_path):
         ({"resample": 5}, "resample must be one of .*, got 5"),
         ({"crop_size": {"shortest_edge": 3}}, "crop_size must be a height and width"),
         ({"crop_size": 90}, r"json: resize must be at least size \(90, 90\), got \(37, 37\)"),
-        ({"crop_pct": 0.875}, r"crop_pct must be left out, as the runtime lacks it, got 0\.875"),
+        ({"crop_pct": 0.875}, r"crop_pct must be left out without a class, got 0\.875"),
+        ({**DPT, "keep_aspect_ratio": True}, "keep_aspect_ratio must be false, as each picture"),
+        ({**DPT, "size": {"shortest_edge": 37}}, "size must be a height and width, got"),
+        ({**DPT, "ensure_multiple_of": 0}, "ensure_multiple_of must be a positive integer, got 0"),
+        ({**CONVNEXT, "size": {"height": 9, "width": 9}}, "size must be a shortest_edge, got"),
+        ({**CONVNEXT, "size": 9, "crop_pct": 2.0}, r"crop_pct must be a number from 0 to 1, got 2"),
+        (
+            {"image_processor_type": "LevitImageProcessor"},
+            "must be an image processor of .*'Levit'",
+        ),
+        (
+            {"image_processor_type": "SiglipImageProcessor", "do_center_crop": True},
+            "crop_size must",
+        ),
+        ({"do_resize": None}, "do_resize must be True, got None"),
         ({"do_pad": True}, "do_pad must be left out, as the runtime lacks it, got True"),
     ],
 )
@@ -751,6 +780,28 @@ def test_a_rule_that_is_not_supported_is_named(fields, message, tmp_path):
     with pytest.raises(ValueError, match=message) as raised:
         checkpoints.load_image_processor(tmp_path)
     assert "preprocessor_config.json: " in str(raised.value)
+
+
+def test_the_rules_of_version_5_are_in_the_file_of_the_processor(tmp_path):
+    fields = {"image_processor_type": "ViTImageProcessor", "size": {"height": 9, "width": 7}}
+    nested = {"image_processor": fields, "processor_class": "X"}
+    (tmp_path / "processor_config.json").write_text(json.dumps(nested))
+    assert checkpoints.load_image_processor(tmp_path) == ImageProcessor((9, 7))
+    (tmp_path / "preprocessor_config.json").write_text('{"size": {"height": 5, "width": 5}}')
+    assert checkpoints.load_image_processor(tmp_path) == ImageProcessor((9, 7))
+    (tmp_path / "processor_config.json").write_text('{"image_seq_len": 4}')  # of version 4
+    assert checkpoints.load_image_processor(tmp_path) == ImageProcessor((5, 5))
+
+
+def test_a_class_that_is_not_named_is_that_of_the_model(tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text('{"size": 40}')
+    for model_type, expected in (
+        ("resnet", ImageProcessor((40, 40), 45, "bicubic")),
+        ("vit", ImageProcessor((40, 40))),
+        ("unknown", ImageProcessor((40, 40))),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        assert checkpoints.load_image_processor(tmp_path) == expected
 
 
 def test_a_folder_without_rules(tmp_path):
@@ -776,8 +827,8 @@ def test_transformers_reads_the_saved_rules(rule, small, tmp_path):
     checkpoints.save_huggingface(small, tmp_path, image_processor=ours)
     assert checkpoints.load_image_processor(tmp_path) == ours
     pictures = [noise(61, 43), noise(43, 61, "L"), noise(50, 40).convert("P")]
-    for theirs in processors_of_transformers().values():
-        loaded = theirs.from_pretrained(tmp_path)
+    for kind in ("ViT", "Bit", "DeiT"):
+        loaded = processors_of_transformers()[kind].from_pretrained(tmp_path)
         assert list(loaded.image_mean) == list(small.arguments["image_mean"])
         assert list(loaded.image_std) == list(small.arguments["image_std"])
         for picture in pictures:

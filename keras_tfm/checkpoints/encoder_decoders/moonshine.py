@@ -9,10 +9,9 @@ from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders.rope import partial_rope_fields, read_partial_rope
 from keras_tfm.checkpoints.family import Architecture, Family
-from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
+from keras_tfm.checkpoints.image_settings import EXTRACTORS, read_settings
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, convolution, dense
-from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.checkpoints.transforms import ConvolutionKernel, Shape, Transform
 from keras_tfm.models.encoder_decoders.moonshine import SAMPLE_RATE
 
@@ -95,8 +94,11 @@ TABLE = (
 
 def _arguments(config: Config, named: Named) -> Arguments:
     config.only(
-        attention_bias=False, is_encoder_decoder=True, tie_word_embeddings=True,
-    )  # fmt: skip
+        attention_bias=False,
+        is_causal=True,
+        is_encoder_decoder=True,
+        tie_word_embeddings=True,
+    )
     dim, heads = (
         config.integer("hidden_size", 288),
         config.integer("encoder_num_attention_heads", 8),
@@ -139,9 +141,9 @@ def _read_rope(config: Config, head_dim: int) -> Arguments:
 
 def check_extractor(config: Config) -> None:
     """Raises if the folder's feature extractor changes the samples."""
-    file = config.file.with_name(PREPROCESSOR)
-    if file.is_file():
-        extractor = Config.of(file, {"do_normalize": True, **read_json(file)})
+    file, fields = read_settings(config.file.parent, *EXTRACTORS)
+    if fields:
+        extractor = Config.of(file, {"do_normalize": True, **fields})
         extractor.only(do_normalize=False, sampling_rate=SAMPLE_RATE, padding_value=0.0)
 
 

@@ -96,7 +96,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
 
 
 def _arguments(config: Config, named: Named) -> Arguments:
-    config.only(is_encoder_decoder=True)
+    config.only(is_causal=True, is_encoder_decoder=True)
     part = config.part("encoder_config")
     check_extractor(config)
     part.only(sample_rate=SAMPLE_RATE)

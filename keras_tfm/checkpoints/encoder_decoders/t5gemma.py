@@ -67,6 +67,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
     is_encoder = named.begins("encoder.") and not named.begins("decoder.")
     config.only(is_encoder_decoder=not is_encoder)
     encoder, decoder = config.part("encoder"), config.part("decoder")
+    decoder.only(is_causal=True)
     first, second = _equal_fields(encoder), _equal_fields(decoder)
     for name, x in first.items():  # by the name of the field
         if x != second[name]:
@@ -106,8 +107,6 @@ def read_sizes(encoder: Config, decoder: Config) -> Arguments:
 
 def read_ids(config: Config, encoder: Config, decoder: Config, size: int) -> Arguments:
     """The ids of padding, start and end; `size` is that of the vocabulary."""
-    if "vocab_size" in config.fields:
-        config.only(vocab_size=size)
     arguments: Arguments = {}
     ids = {"pad_id": ("pad_token_id", 0), "start_id": ("bos_token_id", 2)}
     ids["end_id"] = ("eos_token_id", 1)

@@ -69,6 +69,7 @@ def _unused_tensors(model: models.Model) -> dict[str, np.ndarray]:
 def _arguments(config: Config, named: Named) -> Arguments:
     config.only(is_encoder_decoder=True, tie_word_embeddings=True)
     encoder, decoder = config.part("encoder").part("text_config"), config.part("decoder")
+    decoder.only(is_causal=True)
     first, second = _equal_fields(encoder), _equal_fields(decoder)
     for name, x in first.items():
         if x != second[name]:

@@ -1,15 +1,12 @@
 """Whisper checkpoints: tensor names, configuration and special tokens."""
 
-import copy
-
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.encoder_decoders.bart import ALIASES
 from keras_tfm.checkpoints.family import Architecture, Family
-from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
+from keras_tfm.checkpoints.image_settings import EXTRACTORS, read_settings
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, convolution, dense, norm
-from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.models.encoder_decoders.whisper import SAMPLES_PER_POSITION
 
 # The ids that a folder has in `generation_config.json`, or in `config.json`, by argument.
@@ -87,11 +84,13 @@ def _arguments(config: Config, named: Named) -> Arguments:
 
 def _check_features(config: Config, num_mels: int) -> None:
     """Raises if the folder's feature extractor is not that of `LogMelSpectrogram`."""
-    file = config.file.with_name(PREPROCESSOR)
-    if file.is_file():
-        extractor = copy.copy(config)
-        extractor.file, extractor.fields = file, read_json(file)
-        extractor.only(feature_size=num_mels, do_normalize=False, dither=0.0, **_EXTRACTOR)
+    file, fields = read_settings(config.file.parent, *EXTRACTORS)
+    if fields:
+        padding = {"padding_side": "right", "padding_value": 0.0}
+        extractor = Config.of(file, fields)
+        extractor.only(
+            feature_size=num_mels, do_normalize=False, dither=0.0, **padding, **_EXTRACTOR
+        )
 
 
 def _preprocessor(model: models.Model) -> Fields | None:
@@ -116,7 +115,10 @@ def _preprocessor(model: models.Model) -> Fields | None:
 
 def _ids(config: Config, size: int) -> Arguments:
     """The special tokens: those of `generation_config.json`, if it names them."""
-    fields = {**config.fields, **(config.generation_fields or {})}
+    fields, own = config.fields, config.generation_fields
+    if own is not None:  # transformers then suppresses nothing that `config.json` names
+        older = {name: x for name, x in fields.items() if not name.endswith("suppress_tokens")}
+        fields = {**older, **own}
     names = {**_ONE, **_SEVERAL, "no_timestamps_id": _NO_TIMESTAMPS}
     result: Arguments = {}
     for argument, name in names.items():

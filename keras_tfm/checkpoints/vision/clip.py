@@ -116,8 +116,14 @@ def _text_arguments(config: Config, named: Named) -> Arguments:
     }
 
 
+def _encoder_config(config: Config, name: str) -> Config:
+    """The fields of an encoder; a dictionary of an older name, which older files have, wins."""
+    older = f"{name}_dict"
+    return config.part(name if config.fields.get(older) is None else older)
+
+
 def _arguments(config: Config, named: Named) -> Arguments:
-    image, text = config.part("vision_config"), config.part("text_config")
+    image, text = (_encoder_config(config, name) for name in ("vision_config", "text_config"))
     sizes = _sizes_of_images(image)
     return {
         **sizes,

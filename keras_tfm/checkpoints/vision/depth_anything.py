@@ -79,6 +79,8 @@ def _blocks(config: Config, part: Config, num_layers: int) -> list[int]:
         names = part.fields.get("out_features")
         known = {f"stage{i}": i for i in range(1, num_layers + 1)}
         found = [known.get(x) for x in names] if isinstance(names, list) else names
+    elif isinstance(found, list):  # negative numbers count from the end
+        found = [x + num_layers + 1 if type(x) is int and x < 0 else x for x in found]
     if (
         not isinstance(found, list)
         or len(found) != len(_FACTORS)

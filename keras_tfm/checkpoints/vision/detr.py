@@ -8,7 +8,12 @@ from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.image_settings import image_statistics
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, convolution, dense, norm
-from keras_tfm.checkpoints.vision.resnet import grid_arguments, grid_fields, grid_rows
+from keras_tfm.checkpoints.vision.resnet import (
+    check_last_stage,
+    grid_arguments,
+    grid_fields,
+    grid_rows,
+)
 from keras_tfm.models.vision.resnet import SIZES
 
 _BACKBONE = "backbone.conv_encoder.model."
@@ -116,6 +121,7 @@ def _backbone_arguments(config: Config) -> Arguments:
         return grid_arguments(part)
     config.only(dilation=False)
     part.only(output_stride=32)
+    check_last_stage(part, 4)
     name = part.text("backbone", config.text("backbone", "resnet50"))
     size = name.removeprefix("resnet")
     if kind != "timm_backbone" or size not in SIZES:

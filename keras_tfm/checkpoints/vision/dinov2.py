@@ -15,6 +15,7 @@ from keras_tfm.checkpoints.vision.vit import (
     vision_arguments,
     vision_fields,
 )
+from keras_tfm.layers.images.patch_embedding import as_pair
 
 _LAYER = "encoder.layer.{i}"
 _QKV = tuple(f"{_LAYER}.attention.attention.{x}" for x in ("query", "key", "value"))
@@ -47,6 +48,9 @@ def _width(dim: int, ratio: int, gated: bool) -> int:
 def arguments(config: Config, named: Named) -> Arguments:
     """The arguments of `vit`."""
     shared = vision_arguments(config, 14 if _registers(config) == 0 else 16)
+    if len({*as_pair("image_size", shared["image_size"])}) > 1:
+        # transformers takes the table of positions for a square, whatever the size is.
+        config.refuse("image_size", shared["image_size"], "a square")
     gated = config.flag("use_swiglu_ffn", False)
     if gated:
         shared["activation"] = "silu"  # whatever hidden_act says
@@ -71,6 +75,12 @@ def _registers(config: Config) -> int:
 def fields(model: models.Model, architecture: str) -> Fields:
     """The fields of `config.json`."""
     given = model.arguments
+    shared = vision_fields(model, architecture)
+    if len({*as_pair("image_size", shared["image_size"])}) > 1:
+        raise ValueError(
+            f"{model.name}: a DINOv2 checkpoint has positions of a square, got image_size "
+            f"{shared['image_size']}"
+        )
     dim, width, gated = given["dim"], given["intermediate_dim"], given["gated"]
     ratios = [x for x in range(1, 33) if _width(dim, x, gated) == width]
     if not ratios:
@@ -79,7 +89,7 @@ def fields(model: models.Model, architecture: str) -> Fields:
             f"({dim})" + (", 2/3 of it in steps of 8" if gated else "") + f", got {width}"
         )
     found = {
-        **vision_fields(model, architecture),
+        **shared,
         "mlp_ratio": ratios[0],
         "use_swiglu_ffn": gated,
         "layerscale_value": given["layer_scale"],

@@ -57,12 +57,20 @@ def grid_arguments(config: Config) -> Arguments:
     features = config.fields.get("out_features")
     if features is not None and features[-1:] != [f"stage{len(depths)}"]:
         config.refuse("out_features", features, f"a list that ends with 'stage{len(depths)}'")
+    check_last_stage(config, len(depths))
     return {
         "stem_dim": config.integer("embedding_size", 64),
         "dims": dims,
         "depths": depths,
         "bottleneck": layer_type == "bottleneck",
     }
+
+
+def check_last_stage(config: Config, stages: int) -> None:
+    """Raises if `out_indices` chooses another map than that of the last stage; 0 is the stem."""
+    indices = config.fields.get("out_indices")
+    if indices is not None and indices[-1:] not in ([stages], [-1]):
+        config.refuse("out_indices", indices, f"a list that ends with {stages}")
 
 
 def grid_fields(given: Arguments, channels: int) -> Fields:
