@@ -7,7 +7,7 @@ test in tests/runtime/test_litert_internals.py, which fails when a name moves.
 import ctypes
 import functools
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ class Buffers:
     The public signature runner copies every input and output, KV caches included, at each call.
 
     Attributes:
-        inputs: the inputs by name. Writing to an array sets the input of the next `run`.
+        inputs: mapping of the inputs by name. Writing to an array sets the input of the next `run`,
+            after which the array may be freed memory: look it up again.
         version: int, as of `CompiledSignature`; these buffers are never replaced.
     """
 
@@ -51,18 +52,36 @@ class Buffers:
         """`runner`: as `Interpreter.get_signature_runner` returns it."""
         self._wrapper, self._subgraph = runner._interpreter_wrapper, runner._subgraph_index
         self._wrapper.AllocateTensors(self._subgraph)
-        self.inputs = {name: self._array(index) for name, index in runner._inputs.items()}
-        self._outputs = dict(runner._outputs)
-
-    def _array(self, index: int) -> np.ndarray:
-        array: np.ndarray = self._wrapper.tensor(self._wrapper, index, self._subgraph)
-        return array
+        self.inputs = _Arrays(self._wrapper, self._subgraph, runner._inputs)
+        self._outputs = _Arrays(self._wrapper, self._subgraph, runner._outputs)
 
     def run(self) -> dict[str, np.ndarray]:
         """Runs the signature. The outputs by name, valid until the next run."""
         with as_value_errors():
             self._wrapper.Invoke(self._subgraph)
-        return {name: self._array(index) for name, index in self._outputs.items()}
+        return dict(self._outputs)
+
+
+class _Arrays(Mapping[str, np.ndarray]):
+    """Tensors by name, each looked up when it is read, which takes a microsecond.
+
+    A run that finds the sizes of tensors only on its way, as in a loop of a recurrent layer, moves
+    all others.
+    """
+
+    def __init__(self, wrapper: Any, subgraph: int, indices: Mapping[str, int]):
+        self._wrapper, self._subgraph, self._indices = wrapper, subgraph, dict(indices)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        wrapper, index = self._wrapper, self._indices[name]
+        array: np.ndarray = wrapper.tensor(wrapper, index, self._subgraph)
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
 
 
 def host_memory(buffer: Any, size: int) -> memoryview | None:

@@ -56,6 +56,14 @@ MODELS = {"hybrid": hybrid, "ours": ours}
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
+def two_branches():
+    """Two recurrent layers: the first run of "prefill" moves LiteRT's tensors."""
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    x = layers.TokenEmbedding(V, D)(tokens)
+    y = K.Add()([K.LSTM(D, return_sequences=True)(x), K.GRU(D, return_sequences=True)(x)])
+    return noisy(keras.Model(tokens, K.Dense(V)(y), name="two_branches"))
+
+
 def translator():
     """An encoder and a decoder of LSTMs, without attention."""
     source = keras.Input((None,), dtype="int32", name="source")
@@ -217,6 +225,21 @@ def test_a_rounded_file_with_int8_caches_and_a_beam_search(quantization, name):
         cache="int8", strategy=Beam(3),
     )  # fmt: skip
     assert {x.signature for x in report.verification.checks} >= {"generate", "decode"}
+
+
+def test_tensors_that_the_first_run_moves_are_found():
+    """Of the two chunks of the prompt, the second is written where the first left the tensors."""
+    model = two_branches()
+    roles = ["prefill", "decode"]
+    report = export_tflite(model, new_path(), roles, prompt_length=4, max_length=T, verify=False)
+    file = load(report.path)
+    signature = next(x for x in file.file.signatures if x.startswith("prefill"))
+    inputs = file.file.buffers(signature).inputs
+    before = {key: x.ctypes.data for key, x in inputs.items()}
+    session = file.session()
+    session.append(ids(8)[0])
+    check(session, model)
+    assert before != {key: x.ctypes.data for key, x in inputs.items()}
 
 
 def test_an_encoders_state_begins_the_decoder():

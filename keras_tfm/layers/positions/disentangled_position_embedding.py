@@ -157,7 +157,12 @@ class DisentangledPositionEmbedding(AttentionPosition):
 
         def products(rows: Tensor) -> Tensor:
             vectors = ops.cast(project(self.table(rows, seed=inputs.seed)), x.dtype)
-            return ops.matmul(x, swap(vectors, -1, -2))
+            vectors = swap(vectors, -1, -2)  # (H, K, rows)
+            if vectors.shape[0] == 1:
+                # TensorFlow 2.20 on a CPU (oneDNN) writes out of bounds in products
+                # (B, 1, M, K) @ (1, K, N) of at least 3 rows. With a matrix, Keras multiplies in 2D.
+                vectors = ops.squeeze(vectors, 0)
+            return ops.matmul(x, vectors)
 
         if _is_consecutive(here) and _is_consecutive(there):
             # One column for each distance: row i reads its N columns from column M - 1 - i on.

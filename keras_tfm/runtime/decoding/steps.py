@@ -299,7 +299,7 @@ class Steps:
         results: dict[str, np.ndarray],
         start: int,
         end: int,
-        caches: dict[str, np.ndarray] | None = None,
+        caches: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Keeps the entries from `position` to `end`; those in `results` begin at `start`.
 
@@ -319,8 +319,9 @@ class Steps:
             if len(new) != len(x):
                 new = new[: len(x)]
             x[columns[axis]] = new
-            if caches is not None and key in caches and caches[key] is not x:
-                caches[key][columns[axis]] = new
+            cache = None if caches is None else caches.get(key)
+            if cache is not None and cache is not x:
+                cache[columns[axis]] = new
         self._keep_states(results, start, end)
         self.position = end
 
