@@ -219,8 +219,9 @@ def faults(model_type, folder, changed, monkeypatch):
 
     model, file = save(case_of(model_type), folder), folder / "config.json"
     inputs = inputs_of(model)
-    # Of the configuration's images, a text of this model has so many.
-    options = {name: model.arguments[name] for name in ("num_images",) if name in model.arguments}
+    # What decides the inputs, which no field says, or another field than the one that changes.
+    names = ("num_images", "image_size", "audio")
+    options = {name: model.arguments[name] for name in names if name in model.arguments}
     fields, before = json.loads(file.read_text()), arguments_in(folder, model_type, monkeypatch)
     assert error_of(folder, answer(folder)) <= TOLERANCE
     outputs_are_of = before

@@ -69,7 +69,8 @@ def grid_arguments(config: Config) -> Arguments:
 def check_last_stage(config: Config, stages: int) -> None:
     """Raises if `out_indices` chooses another map than that of the last stage; 0 is the stem."""
     indices = config.fields.get("out_indices")
-    if indices is not None and indices[-1:] not in ([stages], [-1]):
+    last = indices[-1:] if isinstance(indices, list) else None
+    if indices is not None and last not in ([stages], [-1]):
         config.refuse("out_indices", indices, f"a list that ends with {stages}")
 
 
