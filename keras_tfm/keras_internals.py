@@ -173,12 +173,15 @@ def run_recurrently(
             y = choose(y, flat[0]) if y.shape == flat[0].shape else y
         return y, after
 
+    first = keras.tree.flatten(x)[0]
     _, outputs, after = backend.rnn(
         one,
         (x, mask) if own else x,
         keras.tree.flatten(state),
         mask=None if own else mask,
-        input_length=keras.tree.flatten(x)[0].shape[1],
+        # On TensorFlow, Keras reads an unknown length from nested inputs as from one tensor. A list
+        # is true without being a tensor, which would be a length for each row.
+        input_length=[keras.ops.shape(first)[1]] if first.shape[1] is None else first.shape[1],
     )
     return outputs, keras.tree.pack_sequence_as(state, list(after))
 

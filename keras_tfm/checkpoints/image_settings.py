@@ -277,7 +277,7 @@ class _Settings:
 
     def statistic(self, name: str, channels: int) -> list[float]:
         """The mean or standard deviation of each channel."""
-        defaults = self._known() if name not in self.fields else None
+        defaults = self._class_defaults() if name not in self.fields else None
         found = self.fields.get(name)
         if defaults is not None:
             found = list(defaults.mean if name == "image_mean" else defaults.std)
@@ -289,7 +289,7 @@ class _Settings:
 
     def processor(self) -> ImageProcessor:
         """The rules for resizing and cropping."""
-        defaults = self._known()
+        defaults = self._class_defaults()
         if defaults.tiles:
             return self._tiles()
         number = self.fields.get("resample", defaults.resample)
@@ -365,7 +365,7 @@ class _Settings:
             self.refuse(name, found, "a longest_edge")
         return int(found["longest_edge"])
 
-    def _known(self) -> _Class:
+    def _class_defaults(self) -> _Class:
         """What the file's class does."""
         if self.defaults is None:
             self.refuse(

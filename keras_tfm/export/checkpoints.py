@@ -562,7 +562,7 @@ def _take_transcription(
         silent = [x for x in [ids.get("no_timestamps_token_id")] if x is not None]
         if start is None:
             return
-        forced = _forced(ids)
+        forced = _forced_ids(ids)
         if languages and not forced:
             english = [start, next(iter(languages.values())), *list(tasks.values())[:1], *silent]
             raise ValueError(
@@ -575,7 +575,7 @@ def _take_transcription(
     made.processors = processors.transcription(model)
 
 
-def _forced(ids: Arguments) -> list[int]:
+def _forced_ids(ids: Arguments) -> list[int]:
     """The ids after the start in an older folder of Whisper; none where it has a language."""
     pairs = ids.get("forced_decoder_ids")
     if ids.get("language") or ids.get("task") or not isinstance(pairs, list):

@@ -140,21 +140,26 @@ class FirstOfEqual:
 
     For checking whether a model can be stepped, which has the same answer for one block as for
     thirty.
+
+    Args:
+        call: function of a layer, its positional and its keyword arguments, that calls the layer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, call: Callable[..., Tensor]):
+        self._call_layer = call
         self._made: dict[int, tuple[Any, Tensor, Any]] = {}
 
     def call(self, layer: keras.Layer, args: tuple[Any, ...], kwargs: Arguments) -> Tensor:
-        """`layer(*args, **kwargs)`, or the input if an equal layer computed it."""
+        """The output of a layer, or its input if an equal layer computed it."""
         if not _is_known(layer):
-            return layer(*args, **kwargs)
+            return self._call_layer(layer, args, kwargs)
         x, *others = args
         others = [*others, *kwargs.values()]
         shapes = tuple((tuple(w.shape), w.dtype) for w in layer.variables)
         key = _state(layer), shapes, tuple(kwargs), tuple(map(id, others))
         made = self._made.get(id(x))
-        y = x if made is not None and made[0] == key else layer(*args, **kwargs)
+        is_equal = made is not None and made[0] == key
+        y = x if is_equal else self._call_layer(layer, args, kwargs)
         self._made[id(y)] = key, y, others  # kept, so that their ids are not reused
         return y
 

@@ -1,8 +1,12 @@
 """Checks that a stepped model gives the same logits as a full pass."""
 
+import contextlib
 import itertools
+import math
+import re
+import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -10,7 +14,7 @@ from keras import ops
 
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.shared_traces import FirstOfEqual
-from keras_tfm.generation.stepped_model import SteppedModel
+from keras_tfm.generation.stepped_model import LayerCall, SteppedModel
 from keras_tfm.generation.tokenizers.keras_hub import keras_hub_hint
 from keras_tfm.keras_internals import get_mask, set_mask
 from keras_tfm.layers import DecodingScope
@@ -45,6 +49,9 @@ def check_stepping(
     pass. The root mean square of its relative differences at a position may then be twice what
     rounding its inputs once more changes, which a mixture of positions exceeds.
 
+    Trainable weights that are all about 0 are random numbers during the check: a branch that a new
+    model multiplies by 0 (ReZero, LayerScale) would hide what it mixes until it is trained.
+
     Args:
         model: functional model.
         target: str, name of the stepped input. Default: "target", or the only input.
@@ -67,26 +74,99 @@ def check_stepping(
     # Checked once per graph. The ids of the variables are in the key because LoRA and `quantize`,
     # which change what a layer computes, replace variables.
     checked = vars(model).setdefault("_keras_tfm_checked", set())
-    key = (stepped.target, length, tolerance, *(id(variable) for variable in model.variables))
+    key = (stepped.target, length, tolerance, *((id(x), x.trainable) for x in model.variables))
     if key in checked:
         return
     inputs = _random_inputs(model, stepped.target, length)
+    call = _WithoutZeros(tolerance).call
     if any("float16" in str(layer.compute_dtype) for layer in model.layers):  # and bfloat16
         tolerance = max(tolerance, 5e-2)
     with full_precision(), with_largest_weight(model), any_placeholders():
-        if _agree(stepped, inputs, length, tolerance):
-            checked.add(key)
-            return
+        failure = None
+        try:
+            if _agree(stepped, inputs, length, tolerance, call):
+                checked.add(key)
+                return
+        except FloatingPointError as error:
+            raise ValueError(f"{model.name} cannot be stepped: {error}") from None
+        except Exception as error:
+            failure = error
         rounding = _rounding(model)
-        name = _first_difference(stepped, inputs, length, tolerance, rounding)
-    if name is None and rounding > _EXACT:
+        fault = _first_fault(stepped, inputs, length, tolerance, rounding, call)
+    if failure is None and fault is None and rounding > _EXACT:
         checked.add(key)
         return
-    raise ValueError(
-        f"{model.name} cannot be stepped: a token at a time, layer "
-        f"{name or model.layers[-1].name!r} gives another result than over the whole sequence, so "
-        "it mixes positions of the target without a DecodingScope" + keras_hub_hint(model)
-    )
+    if failure is not None and fault is None:
+        reason = first_line(failure)
+    else:
+        reason = (fault or _Fault(model.layers[-1].name)).reason
+    message = f"{model.name} cannot be stepped: {reason}"
+    raise ValueError(message + keras_hub_hint(model)) from failure
+
+
+class _Fault(NamedTuple):
+    """A layer that cannot be stepped. `error`: what it raises; None: it gives another result."""
+
+    layer: str
+    error: Exception | None = None
+
+    @property
+    def reason(self) -> str:
+        if self.error is None:
+            return (
+                f"a token at a time, layer {self.layer!r} gives another result than over the whole "
+                "sequence, so it mixes positions of the target without a DecodingScope"
+            )
+        raised = first_line(self.error)
+        if repr(self.layer) in raised:
+            return raised
+        return f"a token at a time, layer {self.layer!r} fails: {raised}"
+
+
+class _WithoutZeros:
+    """Calls layers with random numbers in place of trainable weights that are all about 0.
+
+    Only these weights are copied, and only those of the layers that are called.
+
+    Args:
+        largest: float, the largest absolute value of a weight that is about 0.
+    """
+
+    def __init__(self, largest: float):
+        self._largest = largest
+        # By the id of a variable; None: it is left as it is.
+        self._values: dict[int, np.ndarray | None] = {}
+
+    def call(self, layer: Any, args: tuple[Any, ...], kwargs: Arguments) -> Tensor:
+        """`layer(*args, **kwargs)`, with these numbers."""
+        variables = getattr(layer, "trainable_variables", ())  # an operation has none
+        values = [(x, self._value(x)) for x in variables]
+        replaced = [(x, value) for x, value in values if value is not None]
+        with keras.StatelessScope(replaced) if replaced else contextlib.nullcontext():
+            return layer(*args, **kwargs)
+
+    def _value(self, variable: keras.Variable) -> np.ndarray | None:
+        known, shape = self._values, tuple(variable.shape)
+        if id(variable) not in known:
+            known[id(variable)] = None
+            if self._is_zero(variable):
+                # Positive and below 1: a layer may take a root, or multiply its state by it.
+                generator = np.random.default_rng(zlib.crc32(variable.path.encode()))
+                scale = 0.5 / math.prod(shape[:-1]) ** 0.5
+                known[id(variable)] = scale * generator.uniform(0.2, 1.0, shape)
+        return known[id(variable)]
+
+    def _is_zero(self, variable: keras.Variable) -> bool:
+        if "float" not in variable.dtype or 0 in variable.shape:
+            return False
+        x = variable.value
+        first = x[(0,) * (len(x.shape) - 1)][:16] if len(x.shape) else x
+        # The first numbers tell of most weights that they are not 0. No absolute values of all
+        # others, which are a copy.
+        return all(
+            max(float(_array(ops.max(y))), -float(_array(ops.min(y)))) <= self._largest
+            for y in (first, x)
+        )
 
 
 def _rounding(model: keras.Model) -> float:
@@ -132,50 +212,52 @@ def _array(x: Tensor) -> np.ndarray:
     return ops.convert_to_numpy(ops.cast(x, "float32"))
 
 
-def _agree(stepped: SteppedModel, inputs: dict[str, Tensor], length: int, tolerance: float) -> bool:
+def _agree(
+    stepped: SteppedModel,
+    inputs: dict[str, Tensor],
+    length: int,
+    tolerance: float,
+    call: LayerCall,
+) -> bool:
     """Whether the outputs of the full pass and of the steps are equal.
 
     Those of a step are compared at once: a language model's logits take more memory than a block.
+
+    Raises:
+        FloatingPointError: the outputs are not numbers.
     """
 
     def outputs(encoded: dict[str, Tensor], tokens: Tensor) -> list[np.ndarray]:
         # Equal blocks can all be stepped if the first one can.
-        return [
-            _array(y)
-            for y in keras.tree.flatten(stepped.step(encoded, tokens, call=FirstOfEqual().call))
-        ]
+        found = stepped.step(encoded, tokens, call=FirstOfEqual(call).call)
+        return [_array(y) for y in keras.tree.flatten(found)]
 
-    name, cache, agree = stepped.model.name, None, True
-    try:
-        encoded = stepped.encode(inputs)
-        tokens = inputs[stepped.target]
-        whole = outputs(encoded, tokens)
-        sizes = [_size(y) for y in whole]
-        for start, end in _chunks(length):
-            with DecodingScope(cache, position=start, length=length) as scope:
-                parts = outputs(encoded, tokens[:, start:end])
-            cache = scope.cache
-            agree = agree and all(
-                _is_part(part, y, start, end, tolerance, size)
-                for part, y, size in zip(parts, whole, sizes, strict=True)
-            )
-    except Exception as error:
-        message = f"{name} cannot be stepped: {first_line(error)}"
-        raise ValueError(message + keras_hub_hint(stepped.model)) from error
+    cache, agree = None, True
+    encoded = stepped.encode(inputs)
+    tokens = inputs[stepped.target]
+    whole = outputs(encoded, tokens)
+    sizes = [_size(y) for y in whole]
+    for start, end in _chunks(length):
+        with DecodingScope(cache, position=start, length=length) as scope:
+            parts = outputs(encoded, tokens[:, start:end])
+        cache = scope.cache
+        agree = agree and all(
+            _is_part(part, y, start, end, tolerance, size)
+            for part, y, size in zip(parts, whole, sizes, strict=True)
+        )
     if not all(np.isfinite(y).any() and not np.isnan(y).any() for y in whole):
-        raise ValueError(f"{name} cannot be stepped: its outputs are NaN or not finite")
+        raise FloatingPointError("its outputs are NaN or not finite")
     return agree
 
 
 def first_line(error: Exception) -> str:
     """The cause of an error, without the arguments that Keras lists."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = re.sub(r"\x1b\[\d+m", "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith("Exception encountered")]
-    return (
-        (telling or lines or [type(error).__name__])[0]
-        .replace("\x1b[1m", "")
-        .replace("\x1b[0m", "")
-    )
+    line = (telling or lines or [type(error).__name__])[0]
+    # TensorFlow names the operation before and after its message.
+    return re.sub(r"^\{\{function_node .*?\}\} | \[Op:\w+\]( name:)?$", "", line)
 
 
 def _chunks(length: int) -> Iterator[tuple[int, int]]:
@@ -221,28 +303,32 @@ def _differences(whole: np.ndarray, part: np.ndarray, size: float) -> np.ndarray
     return relative
 
 
-def _first_difference(
+def _first_fault(
     stepped: SteppedModel,
     inputs: dict[str, Tensor],
     length: int,
     tolerance: float,
     rounding: float,
-) -> str | None:
+    call: LayerCall,
+) -> _Fault | None:
     """The first layer that differs when it is stepped on the inputs that it has in the full pass.
 
     Rounding does not accumulate from layer to layer.
     """
-    encoded, tokens = stepped.encode(inputs), inputs[stepped.target]
-    calls = _ComparedCalls(length, tolerance, rounding)
-    stepped.step(encoded, tokens, every=True, call=calls.record)
+    calls = _ComparedCalls(length, tolerance, rounding, call)
     cache = None
-    for start, end in _chunks(length):
-        calls.start(start, end)
-        with DecodingScope(cache, position=start, length=length) as scope:
-            stepped.step(encoded, tokens[:, start:end], every=True, call=calls.compare)
-        cache = scope.cache
-    names = [call.node.operation.name for call in stepped.stepping]
-    return next((name for name, found in zip(names, calls.differ, strict=True) if found), None)
+    with contextlib.suppress(Exception):  # `calls` knows that of a layer
+        encoded, tokens = stepped.encode(inputs), inputs[stepped.target]
+        stepped.step(encoded, tokens, every=True, call=calls.record)
+        for start, end in _chunks(length):
+            calls.start(start, end)
+            with DecodingScope(cache, position=start, length=length) as scope:
+                stepped.step(encoded, tokens[:, start:end], every=True, call=calls.compare)
+            cache = scope.cache
+    for number, (each, differs) in enumerate(zip(stepped.stepping, calls.differ, strict=False)):
+        if differs:
+            return _Fault(each.node.operation.name, calls.errors.get(number))
+    return None
 
 
 class _ComparedCalls:
@@ -251,8 +337,10 @@ class _ComparedCalls:
     Where products are rounded, positions are compared by the root mean square of their numbers.
     """
 
-    def __init__(self, length: int, tolerance: float, rounding: float):
+    def __init__(self, length: int, tolerance: float, rounding: float, call: LayerCall):
         self.differ: list[bool] = []
+        self.errors: dict[int, Exception] = {}  # by the number of the call
+        self._call = call
         self._whole: list[list[Tensor]] = []
         self._allowed: list[list[float]] = []
         self._length = length
@@ -262,14 +350,14 @@ class _ComparedCalls:
 
     def record(self, layer: keras.Layer, args: tuple[Any, ...], kwargs: Arguments) -> Tensor:
         """Calls a layer in the full pass."""
-        outputs = layer(*args, **kwargs)
+        outputs = self._call(layer, args, kwargs)
         flat = keras.tree.flatten(outputs)
         self._whole.append(flat)
         self.differ.append(False)
         allowed = [self._tolerance] * len(flat)
         if self._rounding > _EXACT:
             args, kwargs = keras.tree.map_structure(self._disturb, (args, kwargs))
-            again = keras.tree.flatten(layer(*args, **kwargs))
+            again = keras.tree.flatten(self._call(layer, args, kwargs))
             noises = (self._noise(x, y) for x, y in zip(flat, again, strict=True))
             allowed = [max(self._tolerance, _NOISE * max(x, self._rounding)) for x in noises]
         self._allowed.append(allowed)
@@ -282,8 +370,12 @@ class _ComparedCalls:
 
     def compare(self, layer: keras.Layer, args: tuple[Any, ...], kwargs: Arguments) -> Tensor:
         """Calls a layer in a step; the result is that of the full pass, if it is equal."""
-        outputs = layer(*args, **kwargs)
         self._number += 1
+        try:
+            outputs = self._call(layer, args, kwargs)
+        except Exception as error:
+            self.differ[self._number], self.errors[self._number] = True, error
+            raise
         whole, allowed = self._whole[self._number], self._allowed[self._number]
         flat = keras.tree.flatten(outputs)
         scope = DecodingScope.current()

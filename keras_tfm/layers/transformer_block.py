@@ -67,7 +67,8 @@ class TransformerBlock(RematerializedLayer):
     Raises:
         TypeError: a part of the wrong type.
         ValueError: a part that belongs to another block or has another width; an argument that is
-            missing, or that has no effect because the parts it describes are given.
+            missing, or that has no effect because the parts it describes are given; in a call, an
+            argument of attention, such as `attention_mask`, for a `self_attention` without it.
     """
 
     def __init__(
@@ -307,6 +308,8 @@ class TransformerBlock(RematerializedLayer):
         """
         if self.self_attention is None:
             return x
+        if isinstance(self.self_attention, TokenMixer):
+            self._refuse(**arguments, position_encoding=position_encoding)
 
         def attend(y: Tensor) -> Tensor:
             moved = None if position_encoding is None else y + position_encoding
@@ -315,6 +318,17 @@ class TransformerBlock(RematerializedLayer):
             return attended + self.feed_forward(y) if self._has_one_residual else attended
 
         return self.self_attention_residual(x, sublayer=attend, training=training)
+
+    def _refuse(self, **arguments: Tensor | None) -> None:
+        """Raises if a layer without attention is given an argument of attention."""
+        names = list(_present(arguments))
+        if names:
+            mixer = self.self_attention
+            raise ValueError(
+                f"{self.name}: {mixer.name} ({type(mixer).__name__}) has no attention, so the "
+                f"block takes no {', '.join(names)}: each token reads all earlier tokens of its "
+                "row, and rows packed with several texts need a block with attention"
+            )
 
     def _feed_forward(self, x: Tensor, attended: Tensor, training: bool | None) -> Tensor:
         """The feed-forward network, if any, in its residual connection.

@@ -7,7 +7,7 @@ test in tests/runtime/test_litert_internals.py, which fails when a name moves.
 import ctypes
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_tfm.keras_internals import get_mask
 from keras_tfm.layers.types import Config, DType, Tensor
-from keras_tfm.training.losses.token_losses import label_weights
+from keras_tfm.training.losses.token_losses import label_weights, labels_of
 
 
 class TokenMean(keras.metrics.Mean):
@@ -37,7 +37,7 @@ class TokenMean(keras.metrics.Mean):
         self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None
     ) -> None:
         """Adds a batch."""
-        labels = ops.cast(y_true, "int32")
+        labels = ops.cast(labels_of(self.name, y_true, y_pred), "int32")
         weights = label_weights(labels, self.ignore_class, sample_weight)
         mask = get_mask(y_pred)
         if mask is not None:
@@ -63,9 +63,12 @@ class MaskedAccuracy(TokenMean):
             that large numbers of tokens are counted exactly.
 
     Call arguments:
-        y_true: (B, T), integers, labels.
-        y_pred: (B, T, V), float, logits. Masked positions are ignored, as in the loss.
-        sample_weight: (B,), (B, 1) or (B, T), weight of each label. Default: 1.
+        y_true: (B, T) or (B, T, 1), integers, labels; or (B,) or (B, 1), one for each row.
+        y_pred: (B, T, V), float, logits; or (B, V). Masked positions are ignored, as in the loss.
+        sample_weight: (B,), (B, 1), (B, T) or (B, T, 1), weight of each label. Default: 1.
+
+    Raises:
+        ValueError: labels or weights do not have these shapes.
 
     Example:
 

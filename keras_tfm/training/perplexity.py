@@ -21,9 +21,12 @@ class Perplexity(TokenMean):
         name, dtype: as in `keras.metrics.Mean`.
 
     Call arguments:
-        y_true: (B, T), integers, labels.
-        y_pred: (B, T, V), float, logits. Masked positions are ignored, as in the loss.
-        sample_weight: (B,), (B, 1) or (B, T), weight of each label. Default: 1.
+        y_true: (B, T) or (B, T, 1), integers, labels; or (B,) or (B, 1), one for each row.
+        y_pred: (B, T, V), float, logits; or (B, V). Masked positions are ignored, as in the loss.
+        sample_weight: (B,), (B, 1), (B, T) or (B, T, 1), weight of each label. Default: 1.
+
+    Raises:
+        ValueError: labels or weights do not have these shapes.
 
     Without labels the perplexity is 1.
 

@@ -69,6 +69,15 @@ def run(
     return trained(model, inputs, labels[:rows], batch_size, whole)
 
 
+def recurrent():
+    """Layers whose operations TensorFlow gets wrong, or refuses, without rows."""
+    target = keras.Input((None,), dtype="int32", name="target")
+    table = layers.TokenEmbedding(small_training.SIZE, dim=8, mask_zero=True)
+    x = layers.ShortConvolution()(table(target))
+    x = layers.Mamba2(2, 4, 3)(layers.GatedDeltaNet(2, 4)(x))
+    return keras_tfm.Model({"target": target}, table(x, reverse=True))
+
+
 def keras_alone():
     model = small_training.embedding()
     return keras.Model(model.input, model.output)
@@ -248,6 +257,8 @@ FAST = {
     "two outputs, 2 replicas, 2 parts": lambda: two_outputs(2, 2),
     "own losses 1": lambda: with_own_losses(1),
     "own losses 4, 2 parts": lambda: with_own_losses(4, 2),
+    "no rows 1": lambda: run(1, rows=9, make=recurrent),
+    "no rows 4": lambda: run(4, rows=9, make=recurrent),
     "dropout": dropout,
     "refused": refused,
 }

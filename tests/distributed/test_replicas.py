@@ -27,6 +27,11 @@ def test_replicas_with_unequal_padding_train_alike(results):
     assert_equal(results["1"], results["2"])
 
 
+def test_recurrent_layers_of_replicas_without_rows(results):
+    """Nine rows in batches of eight: the last one leaves three of four replicas without rows."""
+    assert_equal(results["no rows 1"], results["no rows 4"])
+
+
 @pytest.mark.slow
 def test_four_replicas_train_alike(slow_results):
     assert_equal(slow_results["small 1"], slow_results["4"])

@@ -86,6 +86,18 @@ def test_a_draft_model_in_a_file(decoder, wanted, positions, tmp_path):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
+def test_a_draft_model_in_a_file_with_processors_that_read_the_last_tokens(decoder, tmp_path):
+    small = randomize(models.gpt(VOCABULARY, max_length=LENGTH, **SIZE), seed=3)
+    rules = [processors.NoRepeatNGram(2), processors.NoBadWords([[3, 4], [5]])]
+    strategy = Greedy(processors=rules)
+    options = {"max_length": 12, "end_id": None}
+    drafted = loaded(decoder, tmp_path, Drafted(DraftModel(small), 4, strategy), **options)
+    for prompt in ([3], PROMPTS[0]):
+        wanted = generate(decoder, [prompt], strategy=strategy, **options).tokens
+        np.testing.assert_array_equal(drafted.generate([prompt]).tokens, wanted)
+
+
 def test_random_numbers_are_not_in_a_file(decoder, tmp_path):
     with pytest.raises(ValueError, match="Drafted draws random numbers"):
         loaded(decoder, tmp_path, Drafted(PromptLookup(), 2, Sample()))

@@ -214,6 +214,16 @@ def run(signature, given):
     return {name: x.numpy() for name, x in results.items()}
 
 
+def test_a_prefill_that_leaves_nothing_is_refused():
+    target = keras.Input((None,), dtype="int32", name="target")
+    x = TokenEmbedding(TARGET_SIZE, DIM)(target)
+    model = keras.Model(target, layers.Dense(TARGET_SIZE)(x), name="bigrams")
+    with pytest.raises(ValueError, match=r"bigrams has no KV cache .* without 'prefill'"):
+        made(model, roles=["prefill", "decode"], source_length=None)
+    alone = made(model, roles=["decode"], source_length=None, prompt_length=None)
+    assert outputs(alone["decode"]) == {"logits": (1, TARGET_SIZE)}
+
+
 def stepped(signatures, given, tokens, encode="encode_5", prefill=None):
     """Logits (B, T, V) of tokens (B, T), by hand: NumPy's caches, a slice written a step."""
     decode = signatures["decode"]

@@ -163,6 +163,16 @@ def test_a_draft_model_finds_what_greedy_search_finds(decoder, small, length, en
     np.testing.assert_allclose(found.scores, wanted.scores, atol=2e-5)
 
 
+def test_a_draft_model_with_processors_that_read_the_last_tokens(decoder, small):
+    """At the end of a row it drafts past the last column."""
+    rules = [processors.NoRepeatNGram(2), processors.NoBadWords([[3, 4], [5]])]
+    strategy = Greedy(processors=rules)
+    wanted = generate(decoder, [PROMPTS[0]], LENGTH, strategy=strategy).tokens
+    drafted = Drafted(DraftModel(small), 4, strategy)
+    found = generate(decoder, [PROMPTS[0]], LENGTH, strategy=drafted).tokens
+    np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize(
     ("length", "strategy"),
     [

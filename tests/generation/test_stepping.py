@@ -154,6 +154,7 @@ def test_a_forbidden_token_may_be_stepped(value):
 
 def test_weights_are_left_as_they_are():
     model = encoder_decoder()
+    model.get_layer("head").bias.assign(np.zeros(TARGET_SIZE))  # random in the check
     before = [np.array(w) for w in model.get_weights()]
     check_stepping(model)
     for weight, expected in zip(model.get_weights(), before, strict=True):
@@ -192,6 +193,51 @@ def test_mixers_of_positions_are_named_in_a_translator(mixer):
     layer = MIXERS[mixer]()
     model = translator(lambda x, context: layer(x))
     assert refusal(model) == "mixer"
+
+
+class Gate(layers.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(DIM,))
+
+    def call(self, x):
+        return self.scale * x
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-5], ids=["re_zero", "layer_scale"])
+def test_a_mixer_that_a_gate_hides_until_training_is_named(scale):
+    mixer, gate = MIXERS["conv_same"](), Gate()
+    model = decoder(lambda x: layers.Add()([x, gate(mixer(x))]))
+    gate.scale.assign(np.full(DIM, scale))
+    assert refusal(model) == "mixer"
+
+
+def test_a_mixer_of_zeros_is_named():
+    mixer = MIXERS["conv_same"]()
+    model = decoder(lambda x: layers.Add()([x, mixer(x)]))
+    mixer.set_weights([np.zeros(x.shape) for x in mixer.weights])
+    mixer.trainable = False
+    check_stepping(model)  # of frozen zeros nothing follows
+    mixer.trainable = True
+    assert refusal(model) == "mixer"
+
+
+def padded(between):
+    """A convolution after zeros that the rule of `ZeroPadding1D` does not cover."""
+    convolution = layers.Conv1D(DIM, 3, name="mixer")
+    return lambda x: convolution(between(layers.ZeroPadding1D((1, 0))(x)))
+
+
+@pytest.mark.parametrize(
+    ("mix", "name"),
+    [
+        (padded(lambda x: layers.ReLU(name="relu")(layers.ZeroPadding1D((1, 0))(x))), "relu"),
+        (padded(layers.ZeroPadding1D((1, 0))), "mixer"),
+        (lambda x: layers.Cropping1D((0, 1), name="crop")(layers.ZeroPadding1D((1, 0))(x)), "crop"),
+    ],
+    ids=["relu", "two_paddings", "cropping"],
+)
+def test_a_layer_that_fails_on_one_token_is_named(mix, name):
+    assert refusal(decoder(mix)) == name
 
 
 def test_pooling_over_the_target_is_named():

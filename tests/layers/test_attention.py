@@ -238,3 +238,13 @@ def test_for_a_device_hidden_keys_get_a_penalty_and_the_same_weights():
         found = attention(query, key, value, mask=mask)
     assert_close(found, expected, 1e-6)  # one addition more a score
     assert not np.any(to_numpy(found)[0, :, 2])
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_keys_of_one_row_are_those_of_all_rows(rng, groups):
+    """With one group, TensorFlow's product of (B, 1, M, K) and (1, 1, K, N) is out of bounds."""
+    query = rng.normal(size=(5, H, T, 8)).astype("float32")
+    key, value = rng.normal(size=(2, 1, groups, S, 8)).astype("float32")
+    all_keys, all_values = (np.repeat(x, 5, axis=0) for x in (key, value))
+    expected = to_numpy(attention(query, all_keys, all_values))
+    assert_close(attention(query, key, value), expected, FLOAT32)

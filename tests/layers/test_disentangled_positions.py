@@ -290,3 +290,16 @@ def test_a_copy_of_single_layers_that_share_a_table_is_refused():
     with pytest.raises(ValueError, match=r"position '.*table.*' is shared by several layers"):
         keras.models.clone_model(plain)
     assert len(keras.models.clone_model(model).weights) == len(model.weights)
+
+
+def test_one_head_computes_each_row_alone():
+    """TensorFlow's product of (B, 1, M, K) and (1, K, N) writes out of bounds for 3 rows and more.
+
+    B is 5 and the widths are 8 and more: with smaller ones the fault does not show.
+    """
+    x = np.random.default_rng(3).normal(size=(5, 9, 8)).astype("float32")
+    position = DisentangledPositionEmbedding(RelativePositionTable(8, 8))
+    layer = MultiHeadSelfAttention(1, position=position)
+    together = to_numpy(layer(x))
+    alone = np.concatenate([to_numpy(layer(x[i : i + 1])) for i in range(5)])
+    assert_close(together, alone, FLOAT32)

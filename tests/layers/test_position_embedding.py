@@ -284,9 +284,11 @@ def test_a_keras_file_holds_the_table(x, tmp_path):
     assert [weight.path for weight in layer.weights] == ["learned/positions"]
 
 
+@tensorflow_only
 def test_a_position_before_the_table_is_no_other_row():
+    """In a graph; an eager call is refused."""
     layer = PositionEmbedding(5)
-    y = to_numpy(layer(np.zeros((1, 2, 3), "float32"), np.array([[-1, 4]])))
+    y = to_numpy(execute("graph", layer, np.zeros((1, 2, 3), "float32"), np.array([[-1, 4]])))
     assert np.isnan(y[0, 0]).all()
     assert_close(y[0, 1], to_numpy(layer.positions)[4], 0.0)
 
@@ -303,3 +305,13 @@ def test_rows_before_that_of_position_0_are_unused(length):
     assert type(layer).from_config(layer.get_config()).offset == 2
     with pytest.raises(ValueError, match="offset must be at least 0, got -1"):
         PositionEmbedding(5, offset=-1)
+
+
+@pytest.mark.parametrize("positions", [[0, LONGEST, 1], [0, 1, -1]])
+def test_positions_outside_the_table_are_refused(positions):
+    layer = PositionEmbedding(LONGEST, name="learned")
+    message = (
+        rf"learned: positions must be in 0..{LONGEST - 1}, got {min(positions)}..{max(positions)}"
+    )
+    with pytest.raises(ValueError, match=message):
+        layer(np.zeros((B, 3, D), "float32"), positions=np.array(positions, "int32"))

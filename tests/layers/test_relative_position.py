@@ -536,3 +536,14 @@ def test_tables_start_as_their_initializer_says(part):
     layer.build((B, T, D))
     for table in layer.position.weights:
         np.testing.assert_array_equal(table, np.full(table.shape, 0.25, "float32"))
+
+
+def test_values_of_a_token_at_the_positions_of_all_rows():
+    """Positions (1, 1): TensorFlow's product of (B, 1, H, S) and (1, 1, S, V) is out of bounds."""
+    rng = np.random.default_rng(3)
+    rows, keys = np.array([[[3, 0, 6, 2, 5, 1, 4, 3]]]), 8
+    layer = RelativePositionEmbedding(3, values=True)
+    layer.build_for(8, 8, 9)
+    weights = rng.random((5, 8, 1, keys)).astype("float32")
+    expected = np.einsum("bhts,tsv->bhtv", weights, to_numpy(layer.value_table)[rows[0]])
+    assert_close(layer._values(weights, rows=rows), expected, 1e-5)  # sums of 8 terms

@@ -4,9 +4,16 @@ import keras
 import numpy as np
 import pytest
 from compare import assert_close, to_numpy
+from execution import gradients, tensorflow_only
 from keras_weights import randomize
 
-from keras_tfm.layers import DecodingScope, ShortConvolution, TransformerDecoderBlock
+from keras_tfm.layers import (
+    DecodingScope,
+    GatedDeltaNet,
+    Mamba2,
+    ShortConvolution,
+    TransformerDecoderBlock,
+)
 
 # Float32 rounds at 6e-8; the same sums in another order.
 FLOAT32 = 1e-6
@@ -100,3 +107,67 @@ def test_it_takes_the_place_of_attention_in_a_block():
 def test_wrong_arguments(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+# Of all mixers
+
+MIXERS = {
+    "short_convolution": lambda: ShortConvolution(3),
+    "gated_delta_net": lambda: GatedDeltaNet(2, 3),
+    "mamba2": lambda: Mamba2(2, 3, 5),
+}
+EMPTY = [(0, T), (B, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("size", EMPTY, ids=str)
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("name", MIXERS)
+def test_without_rows_or_tokens(name, masked, size):
+    mask = np.ones(size, bool) if masked else None
+    y = MIXERS[name]()(np.zeros((*size, D), "float32"), mask=mask)
+    assert tuple(y.shape) == (*size, D)
+
+
+@tensorflow_only
+@pytest.mark.parametrize("name", MIXERS)
+def test_gradients_without_rows_or_tokens_in_a_graph(name):
+    """A replica may have no rows of the last batch. Neither axis is known in the graph."""
+    import tensorflow as tf
+
+    layer = MIXERS[name]()
+    layer(X)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None, D))], autograph=False)
+    def run(x):
+        results = []
+
+        def total(x):
+            results.append(layer(x, mask=tf.ones(tf.shape(x)[:2], bool)))
+            return tf.reduce_sum(results[0] ** 2)
+
+        of_weights, (of_x,) = gradients(total, layer.trainable_variables, x)
+        return results[0], of_weights, of_x
+
+    for size in EMPTY:
+        y, of_weights, of_x = run(np.zeros((*size, D), "float32"))
+        assert y.shape == of_x.shape == (*size, D)
+        assert all(np.all(to_numpy(x) == 0) for x in of_weights)
+    assert_close(run(X)[0], to_numpy(layer(X)), FLOAT32)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("attention_mask", np.ones((B, T, T), bool)),
+        ("attention_bias", np.ones((B, 1, T, T), "float32")),
+        ("positions", np.arange(T)),
+        ("position_encoding", np.ones((B, T, D), "float32")),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_arguments_of_attention_are_refused(name, argument, value):
+    block = TransformerDecoderBlock(5, cross_attention=False, self_attention=MIXERS[name]())
+    message = rf"{block.name}: {block.self_attention.name} .* has no attention, .* no {argument}:"
+    with pytest.raises(ValueError, match=message):
+        block(X, **{argument: value})

@@ -14,7 +14,7 @@ from execution import gradients, saving, tensorflow_only
 from grids import first_of
 from small_clip import pairs, small_clip
 
-from keras_tfm.training import ContrastiveLoss
+from keras_tfm.training import ContrastiveLoss, SigmoidLoss
 
 FLOAT32 = 1e-5
 
@@ -167,3 +167,13 @@ def test_bad_input(rng):
 def test_parts_of_a_batch_are_refused():
     with pytest.raises(ValueError, match="a part of it has fewer negatives"):
         small_clip().compile("adam", ContrastiveLoss(), gradient_accumulation_steps=2)
+
+
+@pytest.mark.parametrize("loss", [ContrastiveLoss(), SigmoidLoss()], ids=["softmax", "sigmoid"])
+def test_weights_and_labels_are_one_number_for_each_row(loss):
+    vectors = np.eye(2, 3, dtype="float32")
+    outputs = {"image_embedding": vectors, "text_embedding": vectors}
+    with pytest.raises(ValueError, match=r"sample_weight must have shape \(2,\) or \(2, 1\), got"):
+        loss(None, outputs, np.ones((1, 2), "float32"))
+    with pytest.raises(ValueError, match=r"y_true must have shape \(2,\) or \(2, 1\), got \(1,\)"):
+        loss(np.ones(1, "int32"), outputs)

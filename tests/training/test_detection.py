@@ -323,3 +323,11 @@ def test_auxiliary_outputs_are_those_of_shorter_decoders(rng):
         expected = predict(short, pixels(np.random.default_rng(11)))
         for name in ("logits", "boxes"):
             assert_close(outputs[f"auxiliary_{name}"][:, i], expected[name], FLOAT32)
+
+
+@pytest.mark.parametrize(("classes", "boxes"), [((2, 1), (2, 3, 4)), ((1, 3), (1, 3, 4))])
+def test_classes_boxes_and_logits_have_the_same_rows(classes, boxes):
+    y_true = {"classes": np.zeros(classes, "int32"), "boxes": np.full(boxes, 0.5, "float32")}
+    y_pred = {"logits": np.zeros((2, 5, 4), "float32"), "boxes": np.full((2, 5, 4), 0.5, "float32")}
+    with pytest.raises(ValueError, match="must have the same B and M, got"):
+        DetectionLoss()(y_true, y_pred)

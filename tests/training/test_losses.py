@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_tfm.keras_internals import set_mask
 from keras_tfm.layers import TokenEmbedding
-from keras_tfm.training import LabelSmoothedCrossEntropy
+from keras_tfm.training import LabelSmoothedCrossEntropy, RegionKLDivergence
 
 B, T, V = 2, 5, 7
 LABELS = np.array([[3, 6, 1, 0, 0], [2, 0, 0, 0, 0]])
@@ -243,3 +243,50 @@ def test_nan_logits_of_ignored_labels_reach_neither_loss_nor_gradients(logits, h
 def test_nan_logits_of_tokens_are_seen(logits):
     spoiled = np.where(LABELS[..., None] == 3, np.float32(np.nan), logits)
     assert np.isnan(to_numpy(LabelSmoothedCrossEntropy()(LABELS, spoiled)))
+
+
+# Shapes of labels and weights
+
+
+@pytest.mark.parametrize("weights", [None, (B,), (B, 1), (B, T), (B, T, 1)], ids=str)
+def test_a_trailing_axis_of_one_changes_nothing(logits, weights):
+    loss = LabelSmoothedCrossEntropy()
+    if weights is not None:
+        weights = np.random.default_rng(1).random(weights).astype("float32")
+    by_label = np.broadcast_to(1.0 if weights is None else np.reshape(weights, (B, -1)), (B, T))
+    counts = by_label * (LABELS != 0)
+    expected = np.sum(counts * each(LABELS, logits, 0.1)) / np.sum(counts)
+    for labels in (LABELS, LABELS[..., np.newaxis]):
+        assert_close(loss(labels, logits, weights), expected, FLOAT32)
+        assert_close(loss.count(labels, logits, weights), np.sum(counts), FLOAT32)
+
+
+@pytest.mark.parametrize("weights", [None, (B,), (B, 1)], ids=str)
+def test_labels_of_rows_as_a_column(logits, weights):
+    """(B, 1) for logits (B, V), as tables of numbers have them."""
+    loss = LabelSmoothedCrossEntropy(ignore_class=None)
+    weights = None if weights is None else np.array([1.0, 3.0], "float32").reshape(weights)
+    losses = each(LABELS[:, :1], logits[:, :1], 0.1)[:, 0]
+    expected = np.average(losses, weights=None if weights is None else [1.0, 3.0])
+    for labels in (LABELS[:, 0], LABELS[:, :1]):
+        assert_close(loss(labels, logits[:, 0], weights), expected, FLOAT32)
+
+
+@pytest.mark.parametrize("shape", [(T,), (B, T + 1), (1, T), (B, T, V), (B, T, 1, 1)], ids=str)
+def test_labels_of_another_shape_are_refused(logits, shape):
+    message = rf"loss: logits of shape \({B}, {T}, {V}\) need labels of shape \({B}, {T}\), .* got"
+    with pytest.raises(ValueError, match=message):
+        LabelSmoothedCrossEntropy(name="loss")(np.ones(shape, "int32"), logits)
+
+
+@pytest.mark.parametrize("shape", [(T,), (1, T), (B, T + 1), (B, T, V)], ids=str)
+def test_weights_of_another_shape_are_refused(logits, shape):
+    message = rf"labels of shape \({B}, {T}\) need a sample_weight of shape \({B},\) or"
+    with pytest.raises(ValueError, match=message):
+        LabelSmoothedCrossEntropy()(LABELS, logits, np.ones(shape, "float32"))
+
+
+def test_probabilities_of_regions_have_the_shape_of_logits():
+    loss = RegionKLDivergence()
+    with pytest.raises(ValueError, match=r"must have the same shape \(B, N, K\), got"):
+        loss(np.ones((2, 1, 4), "float32"), np.zeros((2, 3, 4), "float32"))

@@ -4,7 +4,7 @@ import pytest
 from execution import saving
 
 from keras_tfm.layers import TokenEmbedding
-from keras_tfm.training import MaskedAccuracy
+from keras_tfm.training import MaskedAccuracy, Perplexity
 
 # Predictions 1, 2, 1 and 0, 2, 0.
 LOGITS = np.eye(3, dtype="float32")[np.array([[1, 2, 1], [0, 2, 0]])]
@@ -139,3 +139,24 @@ def test_the_configuration_makes_the_metric_again(tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     loaded.fit(np.array([[1, 2]]), np.array([[1, 2]]), verbose=0)
     assert "here" in [m.name for m in loaded.metrics[1].metrics]
+
+
+@pytest.mark.parametrize("metric", [MaskedAccuracy, Perplexity])
+def test_a_trailing_axis_of_one_changes_nothing(metric):
+    labels = np.array([[1, 2, 2], [1, 0, 0]])
+    weights = np.array([[1.0, 2.0, 4.0], [8.0, 1.0, 1.0]], "float32")
+    results = []
+    for y_true, weight in ((labels, weights), (labels[..., None], weights[..., None])):
+        value = metric()
+        value.update_state(y_true, LOGITS, weight)
+        results.append((float(value.result()), float(value.count)))
+    assert results[0] == results[1]
+    rows = metric()
+    rows.update_state(labels[:, :1], LOGITS[:, 0])
+    assert float(rows.count) == 2.0
+
+
+@pytest.mark.parametrize("metric", [MaskedAccuracy, Perplexity])
+def test_labels_of_another_shape_are_refused(metric):
+    with pytest.raises(ValueError, match=r"need labels of shape \(2, 3\), .* got \(2, 2\)"):
+        metric().update_state(np.ones((2, 2), "int32"), LOGITS)

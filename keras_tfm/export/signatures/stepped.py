@@ -73,7 +73,15 @@ def prefill(caches: Caches) -> list[Signature]:
     The tokens also attend to the caches of the positions before. `position` + N must not exceed the
     capacity. Fewer tokens are padded on the right: later steps mask the entries of the padding, and
     overwrite them. There is a signature for each N and each capacity of at least N.
+
+    Raises:
+        ValueError: the tokens leave nothing that later steps read.
     """
+    if not (caches.growing or caches.replaced):
+        raise ValueError(
+            f"{caches.request.model.name} has no KV cache and no recurrent state, so the signature "
+            "'prefill' would have no outputs: export 'decode' without 'prefill' and prompt_length"
+        )
     return _chunks(caches, "prefill", caches.request.prompt_lengths, logits=False)
 
 

@@ -161,7 +161,8 @@ class DraftModel(Draft):
             if choose is None:
                 token = best_tokens(logits)
             else:
-                token = ops.minimum(choose(logits, position + i, tokens), logits.shape[-1] - 1)
+                token = choose(logits, ops.minimum(position + i, task.length - 1), tokens)
+                token = ops.minimum(token, logits.shape[-1] - 1)
             inputs = ops.expand_dims(token, 1)
             drafts.append(inputs)
             kept = None if not history else 1 if i else newest - column + 1

@@ -43,8 +43,8 @@ def attention(
 
     Args:
         query: float tensor (..., H, T, K), with any number of leading axes.
-        key: float tensor (..., G, S, K).
-        value: float tensor (..., G, S, V).
+        key: float tensor (..., G, S, K). Leading axes of size 1 are broadcast to those of `query`.
+        value: float tensor (..., G, S, V), likewise.
         mask: boolean tensor, broadcastable to (..., H, T, S); True = attend. A query that sees no
             key gets zeros.
         bias: float tensor, broadcastable to (..., H, T, S), added to the scaled scores.
@@ -81,6 +81,7 @@ def attention(
     """
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     check_heads(query, key)
+    key, value = (_broadcast_rows(x, query) for x in (key, value))
     if key.shape[-2] == 0:  # softmax over an empty axis is an error
         return ops.zeros((*ops.shape(query)[:-1], value.shape[-1]), dtype=value.dtype)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -114,6 +115,20 @@ def attention(
             output = output + extra_values(weights)
     # Every query sees its own key under causality or in a window, unless `mask` hides it.
     return output if own is None else output * masks.sees_any(mask, value.dtype)
+
+
+def _broadcast_rows(x: Tensor, query: Tensor) -> Tensor:
+    """Keys or values with leading axes of size 1 broadcast to those of the queries.
+
+    JAX's fused attention refuses them, and TensorFlow on a CPU (oneDNN) writes out of bounds in
+    products (B, 1, T, K) @ (1, 1, K, S) with B >= 3.
+    """
+    before, wanted = tuple(x.shape)[:-3], tuple(query.shape)[:-3]
+    if len(before) != len(wanted):
+        return x
+    if all(one != 1 or other == 1 for one, other in zip(before, wanted, strict=True)):
+        return x
+    return ops.broadcast_to(x, (*ops.shape(query)[:-3], *ops.shape(x)[-3:]))
 
 
 def check_heads(query: Tensor, key: Tensor) -> None:

@@ -159,8 +159,8 @@ class DisentangledPositionEmbedding(AttentionPosition):
             vectors = ops.cast(project(self.table(rows, seed=inputs.seed)), x.dtype)
             vectors = swap(vectors, -1, -2)  # (H, K, rows)
             if vectors.shape[0] == 1:
-                # TensorFlow 2.20 on a CPU (oneDNN) writes out of bounds in products
-                # (B, 1, M, K) @ (1, K, N) of at least 3 rows. With a matrix, Keras multiplies in 2D.
+                # TensorFlow 2.21 on a CPU (oneDNN) writes out of bounds in products
+                # (B, 1, M, K) @ (1, K, N) with B >= 3. With a matrix, Keras multiplies in 2D.
                 vectors = ops.squeeze(vectors, 0)
             return ops.matmul(x, vectors)
 

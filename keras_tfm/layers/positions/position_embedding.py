@@ -11,7 +11,7 @@ from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.decoding.scope import current_scope, positions_of
 from keras_tfm.layers.decoding.source_scope import SourceScope
 from keras_tfm.layers.dropout import Dropout
-from keras_tfm.layers.embeddings.lookup import lookup
+from keras_tfm.layers.embeddings.lookup import is_traced, lookup
 from keras_tfm.layers.positions.coordinates import Span, as_tensor
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
@@ -85,8 +85,8 @@ class PositionEmbedding(PositionTable):
     Raises:
         TypeError: `positions` are not integers.
         ValueError: `positions` have the wrong shape, or T is known when the graph is made and above
-            `max_length`. If T is known only at run time, TensorFlow raises InvalidArgumentError on
-            a CPU, and XLA returns NaN.
+            `max_length`; in eager calls, a position outside 0 to `max_length` - 1. In a compiled
+            graph, TensorFlow raises InvalidArgumentError on a CPU, and XLA returns NaN.
 
     Example:
 
@@ -143,7 +143,8 @@ def _position_rows(name: str, table: Tensor, inputs: Tensor, given: Tensor | Non
         given: int32, positions that the caller gave; optional.
 
     Raises:
-        ValueError: T is known when the graph is made and above `max_length`.
+        ValueError: T is known when the graph is made and above `max_length`; in eager calls, a
+            position that the caller gave is outside the table.
     """
     if isinstance(current_scope.get(), SourceScope):
         raise ValueError(
@@ -155,6 +156,13 @@ def _position_rows(name: str, table: Tensor, inputs: Tensor, given: Tensor | Non
         raise ValueError(f"{name}: got {length} positions, the table holds max_length={max_length}")
     table = ops.cast(table, inputs.dtype)
     positions = positions_of(inputs, given)
+    if given is not None and not is_traced(positions):
+        values = ops.convert_to_numpy(positions)
+        if values.size and (values.min() < 0 or values.max() >= max_length):
+            raise ValueError(
+                f"{name}: positions must be in 0..{max_length - 1}, "
+                f"got {values.min()}..{values.max()}"
+            )
     limit = None
     if isinstance(positions, Span):
         start, count, limit = positions.start, positions.count, positions.limit

@@ -91,6 +91,10 @@ class RelativePositionEmbedding(AttentionPosition):
 
     def _values(self, weights: Tensor, rows: Tensor) -> Tensor:
         """(..., H, T, S), (..., T, S) -> (..., H, T, V)."""
+        if len(rows.shape) == 3 and rows.shape[0] == 1 and weights.shape[0] != 1:
+            # TensorFlow on a CPU (oneDNN) writes out of bounds in products
+            # (B, 1, H, S) @ (1, 1, S, V) with B >= 3.
+            rows = ops.squeeze(rows, 0)
         vectors = ops.take(ops.cast(self.value_table, weights.dtype), rows, axis=0)
         if len(rows.shape) > 2:  # positions differ by row
             return swap(ops.matmul(swap(weights, -3, -2), vectors), -3, -2)

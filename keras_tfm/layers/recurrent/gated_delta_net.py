@@ -130,9 +130,7 @@ class GatedDeltaNet(TokenMixer):
         self.output_projection.build((*x_shape[:-1], inner))
         self.built = True
 
-    def call(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
-        x, mask = self._finite(x, mask)
+    def _mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
         inputs = causal_convolution(
             f"{self.name}_convolution", self.query_key_value(x), self.kernel, mask=mask
         )

@@ -139,9 +139,7 @@ class Mamba2(TokenMixer):
         self.output_projection.build((*x_shape[:-1], inner))
         self.built = True
 
-    def call(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
-        x, mask = self._finite(x, mask)
+    def _mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
         inner, keys = self._inner, self._key_width
         gate, inputs, steps = self._project(
             self.input_projection, x, inner, inner + 2 * keys, self.num_heads

@@ -69,9 +69,7 @@ class ShortConvolution(TokenMixer):
         self.output_projection.build(x_shape)
         self.built = True
 
-    def call(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
-        x, mask = self._finite(x, mask)
+    def _mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
         before, after, h = self._project(self.input_projection, x, *[x.shape[-1]] * 3)
         z = causal_convolution(self.name, before * h, self.kernel, self.bias, mask)
         return self.output_projection(after * z)

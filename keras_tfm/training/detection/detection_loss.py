@@ -10,7 +10,7 @@ from keras_tfm.arguments import check_number
 from keras_tfm.layers.types import Config, DType, Tensor
 from keras_tfm.training.detection.boxes import generalized_iou
 from keras_tfm.training.detection.matching import assign, on_host
-from keras_tfm.training.losses.token_losses import Tensors, zero_uncounted
+from keras_tfm.training.losses.token_losses import Tensors, fits, row_values, zero_uncounted
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -45,13 +45,14 @@ class DetectionLoss(keras.losses.Loss):
             height. Boxes of padding are not read. M may be any number.
         y_pred: dict of "logits" (B, N, C + 1) and "boxes" (B, N, 4), and for auxiliary losses
             "auxiliary_logits" (B, L, N, C + 1) and "auxiliary_boxes" (B, L, N, 4).
-        sample_weight: (B,), weight of each image. Default: 1 for every image.
+        sample_weight: (B,) or (B, 1), weight of each image. Default: 1 for every image.
 
     Raises:
         TypeError: an argument that is not a number.
-        ValueError: a weight is negative; `y_true` or `y_pred` lacks an entry; a class is outside 0
-            to C - 1; a box has a size that is not above 0 and at most 1, or a centre outside the
-            image. Edges may be outside. In a graph, TensorFlow raises InvalidArgumentError with
+        ValueError: a weight is negative; `y_true` or `y_pred` lacks an entry; they have different
+            numbers of rows, or classes and boxes of objects; a class is outside 0 to C - 1; a box
+            has a size that is not above 0 and at most 1, or a centre outside the image. Edges may
+            be outside. In a graph, TensorFlow raises InvalidArgumentError with
             the same message.
         ModuleNotFoundError: SciPy is not installed; the message names the extra to install.
 
@@ -119,8 +120,10 @@ class DetectionLoss(keras.losses.Loss):
         """The weighted sums of which the loss consists, each with its divisor: classes, boxes."""
         classes, targets = _entries("y_true", y_true, {"classes": 2, "boxes": 3})
         logits, boxes, layers = _predictions(y_pred)
+        _check_rows(classes, targets, y_pred)
         weight: Tensor = 1.0
         if sample_weight is not None:
+            sample_weight = row_values("sample_weight", sample_weight, classes.shape[0], "float32")
             weight = self._image_weights(sample_weight, layers)
             logits, boxes = (zero_uncounted(x, weight) for x in (logits, boxes))
         classes = ops.repeat(ops.cast(classes, "int32"), layers, axis=0)
@@ -183,9 +186,8 @@ class DetectionLoss(keras.losses.Loss):
         return on_host(check_and_assign, tuple(inputs), tuple(classes.shape))
 
     def _image_weights(self, sample_weight: Tensor, layers: int) -> Tensor:
-        """(B,) or (B, 1) -> (B L, 1)."""
-        weight = ops.reshape(ops.cast(sample_weight, "float32"), (-1, 1))
-        return ops.repeat(weight, layers, axis=0)
+        """(B,) -> (B L, 1)."""
+        return ops.repeat(ops.expand_dims(sample_weight, 1), layers, axis=0)
 
     def get_config(self) -> Config:
         """The constructor's arguments."""
@@ -218,6 +220,16 @@ def check_targets(
         raise ValueError(
             "boxes must be x and y of the centre, width and height, as fractions of the image, "
             f"sizes above 0, got {[round(float(x), 4) for x in boxes[wrong][0]]}"
+        )
+
+
+def _check_rows(classes: Tensor, targets: Tensor, y_pred: Tensors) -> None:
+    """Raises unless there is a box for each class, and logits for each image."""
+    shapes = [tuple(x.shape) for x in (classes, targets, y_pred["logits"])]
+    if not (fits(shapes[0], shapes[1][:2]) and fits(shapes[0][:1], shapes[2][:1])):
+        raise ValueError(
+            "DetectionLoss: classes (B, M), boxes (B, M, 4) and logits (B, N, C + 1) must have the "
+            f"same B and M, got {shapes[0]}, {shapes[1]} and {shapes[2]}"
         )
 
 

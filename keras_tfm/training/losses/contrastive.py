@@ -9,7 +9,7 @@ from keras_tfm.arguments import check_positive
 from keras_tfm.distributed.gather_rows import gather_rows
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.types import Config, DType, Tensor
-from keras_tfm.training.losses.token_losses import Tensors
+from keras_tfm.training.losses.token_losses import Tensors, row_values
 
 OUTPUTS = ("image_embedding", "text_embedding")
 
@@ -41,14 +41,15 @@ class ContrastiveLoss(keras.losses.Loss):
             negatives (arXiv:2204.03610, equation 3). Default: each row matches itself alone.
         y_pred: dict of "image_embedding" (B, E) and "text_embedding" (B, E), vectors of length 1,
             and "scale" (B, 1), optional.
-        sample_weight: (B,), weight of each pair's two terms. Default: 1 for every pair. A pair of
-            weight 0 is still among the others' negatives, with zeros for values that are NaN or
-            infinite.
+        sample_weight: (B,) or (B, 1), weight of each pair's two terms. Default: 1 for every pair. A
+            pair of weight 0 is still among the others' negatives, with zeros for values that are
+            NaN or infinite.
 
     Raises:
         TypeError: a temperature that is not a number.
         ValueError: the temperature is not positive; `y_pred` lacks an entry; the vectors of images
-            and texts have different widths or numbers of rows.
+            and texts have different widths or numbers of rows; labels or weights are not one for
+            each row.
 
     Example:
 
@@ -96,14 +97,14 @@ class ContrastiveLoss(keras.losses.Loss):
         rows = ops.shape(images)[0]
         weight = ops.ones((rows,), "float32")
         if sample_weight is not None:
-            weight = ops.reshape(ops.cast(sample_weight, "float32"), (-1,))
+            weight = row_values("sample_weight", sample_weight, rows, "float32")
             counts = ops.not_equal(weight, 0.0)
             images, texts = finite_padding(images, counts), finite_padding(texts, counts)
         (all_images, before), (all_texts, _) = gather_rows(images), gather_rows(texts)
         if y_true is None:
             targets = ops.one_hot(ops.arange(rows) + before, ops.shape(all_images)[0])
         else:
-            own = ops.reshape(ops.cast(y_true, "int32"), (-1,))
+            own = row_values("y_true", y_true, rows, "int32")
             others, _ = gather_rows(own)
             same = ops.equal(ops.expand_dims(own, 1), ops.expand_dims(others, 0))
             targets = ops.cast(same, "float32")

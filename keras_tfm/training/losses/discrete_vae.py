@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_number
 from keras_tfm.layers.types import Config, DType, Tensor
-from keras_tfm.training.losses.token_losses import Tensors, zero_uncounted
+from keras_tfm.training.losses.token_losses import Tensors, row_values, zero_uncounted
 
 OUTPUTS = ("logits", "distribution", "normalized")
 # Normalised pixels are kept this far from 0 and 1, whose logits are infinite.
@@ -38,7 +38,7 @@ class DiscreteVAELoss(keras.losses.Loss):
         y_true: object, ignored: the pixels are among the outputs.
         y_pred: dict of "logits" (B, H', W', V), "distribution" (B, H, W, 2 C), locations, then
             logarithms of the scales, and "normalized" (B, H, W, C), within 0 and 1.
-        sample_weight: (B,), weight of each image. Default: 1.
+        sample_weight: (B,) or (B, 1), weight of each image. Default: 1.
 
     Raises:
         TypeError: a weight that is not a number.
@@ -93,7 +93,7 @@ class DiscreteVAELoss(keras.losses.Loss):
         logits, distribution, x = self._outputs(y_pred)
         weight = ops.ones_like(x[:, 0, 0, 0])
         if sample_weight is not None:
-            weight = ops.reshape(ops.cast(sample_weight, "float32"), (-1,))
+            weight = row_values("sample_weight", sample_weight, x.shape[0], "float32")
             logits, distribution, x = (zero_uncounted(y, weight) for y in (logits, distribution, x))
         channels = x.shape[-1]
         location, log_scale = distribution[..., :channels], distribution[..., channels:]

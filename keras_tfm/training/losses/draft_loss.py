@@ -4,7 +4,11 @@ import keras
 from keras import ops
 
 from keras_tfm.layers.types import DType, Tensor
-from keras_tfm.training.losses.token_losses import LabelSmoothedCrossEntropy, label_weights
+from keras_tfm.training.losses.token_losses import (
+    LabelSmoothedCrossEntropy,
+    label_weights,
+    labels_of,
+)
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -21,12 +25,13 @@ class DraftLoss(LabelSmoothedCrossEntropy):
         reduction, name, dtype: as in `LabelSmoothedCrossEntropy`.
 
     Call arguments:
-        y_true: (B, T), integers, the labels of the model's own logits.
+        y_true: (B, T) or (B, T, 1), integers, the labels of the model's own logits.
         y_pred: (B, T, n, V), float, logits of n heads.
-        sample_weight: (B,) or (B, T), weight of each label. Default: 1.
+        sample_weight: (B,), (B, 1), (B, T) or (B, T, 1), weight of each label. Default: 1.
 
     Raises:
-        ValueError: `label_smoothing` is out of range, or `y_pred` has other axes.
+        ValueError: `label_smoothing` is out of range; labels, logits or weights do not have these
+            shapes.
 
     Example:
 
@@ -68,7 +73,7 @@ class DraftLoss(LabelSmoothedCrossEntropy):
                 f"got {tuple(y_pred.shape)}"
             )
         batch, length, heads, size = ops.shape(y_pred)
-        y_true = ops.cast(ops.convert_to_tensor(y_true), "int32")
+        y_true = ops.cast(labels_of(self.name, y_true, y_pred[:, :, 0]), "int32")
         weights = None
         if sample_weight is not None:
             weights = self._shift(label_weights(y_true, None, sample_weight), heads, 0.0)

@@ -5,7 +5,7 @@ from keras import ops
 
 from keras_tfm.keras_internals import get_mask
 from keras_tfm.layers.types import DType, Tensor
-from keras_tfm.training.losses.token_losses import counted_logits
+from keras_tfm.training.losses.token_losses import counted_logits, fits, times_weights
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -25,6 +25,10 @@ class RegionKLDivergence(keras.losses.Loss):
     Call arguments:
         y_true: (B, N, K), float, the detector's probabilities (p).
         y_pred: (B, N, K), float, logits.
+        sample_weight: (B,), (B, 1), (B, N) or (B, N, 1), weight of each region. Default: 1.
+
+    Raises:
+        ValueError: `y_true` or the weights do not have these shapes.
 
     Example:
 
@@ -49,7 +53,7 @@ class RegionKLDivergence(keras.losses.Loss):
     def __call__(
         self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None
     ) -> Tensor:
-        """The loss, weighted by `sample_weight`, (B,) or (B, N)."""
+        """The loss, weighted by `sample_weight`."""
         weights = _weights(y_pred, sample_weight)
         if sample_weight is not None or get_mask(y_pred) is not None:
             y_pred = counted_logits(y_pred, weights)
@@ -62,6 +66,11 @@ class RegionKLDivergence(keras.losses.Loss):
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """The loss of each region: (B, N)."""
+        if not fits(tuple(y_true.shape), tuple(y_pred.shape)):
+            raise ValueError(
+                f"{self.name}: probabilities and logits must have the same shape (B, N, K), got "
+                f"{tuple(y_true.shape)} and {tuple(y_pred.shape)}"
+            )
         p = ops.cast(y_true, "float32")
         log_q = ops.log_softmax(ops.cast(y_pred, "float32"), axis=-1)
         # p log p is 0 where p is 0.
@@ -72,9 +81,4 @@ class RegionKLDivergence(keras.losses.Loss):
 def _weights(y_pred: Tensor, sample_weight: Tensor | None) -> Tensor:
     """The weight of each region (B, N), float32."""
     ones = ops.ones_like(y_pred[..., 0], dtype="float32")
-    if sample_weight is None:
-        return ones
-    sample_weight = ops.cast(sample_weight, "float32")
-    if len(sample_weight.shape) < len(ones.shape):
-        sample_weight = ops.expand_dims(sample_weight, -1)
-    return ones * sample_weight
+    return times_weights(ones, sample_weight)

@@ -8,7 +8,7 @@ from keras_tfm.distributed.gather_rows import gather_rows
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.types import Config, DType, Tensor
 from keras_tfm.training.losses.contrastive import ContrastiveLoss
-from keras_tfm.training.losses.token_losses import Tensors
+from keras_tfm.training.losses.token_losses import Tensors, row_values
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -35,14 +35,15 @@ class SigmoidLoss(ContrastiveLoss):
             Default: each row matches itself alone.
         y_pred: dict of "image_embedding" (B, E) and "text_embedding" (B, E), vectors of length 1,
             and "scale" and "bias", both (B, 1) and optional.
-        sample_weight: (B,), weight of each row. That of an image and a text is the mean of their
-            rows' weights. Default: 1 for every row. A row of weight 0 has zeros for values that are
-            NaN or infinite.
+        sample_weight: (B,) or (B, 1), weight of each row. That of an image and a text is the mean
+            of their rows' weights. Default: 1 for every row. A row of weight 0 has zeros for values
+            that are NaN or infinite.
 
     Raises:
         TypeError: a temperature or bias that is not a number.
         ValueError: the temperature is not positive; `y_pred` lacks an entry; the vectors of images
-            and texts have different widths or numbers of rows.
+            and texts have different widths or numbers of rows; labels or weights are not one for
+            each row.
 
     Example:
 
@@ -79,14 +80,14 @@ class SigmoidLoss(ContrastiveLoss):
         rows = ops.shape(images)[0]
         weight = ops.ones((rows,), "float32")
         if sample_weight is not None:
-            weight = ops.reshape(ops.cast(sample_weight, "float32"), (-1,))
+            weight = row_values("sample_weight", sample_weight, rows, "float32")
             counts = ops.not_equal(weight, 0.0)
             images, texts = finite_padding(images, counts), finite_padding(texts, counts)
         (all_texts, before), (weights, _) = gather_rows(texts), gather_rows(weight)
         if y_true is None:
             same = ops.one_hot(ops.arange(rows) + before, ops.shape(all_texts)[0])
         else:
-            own = ops.reshape(ops.cast(y_true, "int32"), (-1,))
+            own = row_values("y_true", y_true, rows, "int32")
             others, _ = gather_rows(own)
             same = ops.cast(
                 ops.equal(ops.expand_dims(own, 1), ops.expand_dims(others, 0)), "float32"

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.keras_internals import are_probabilities, get_mask, set_mask
-from keras_tfm.layers.types import Config, DType, Tensor
+from keras_tfm.layers.types import Config, DType, Shape, Size, Tensor
 
 # One tensor, or several by name.
 Tensors: TypeAlias = Tensor | dict[str, Tensor]
@@ -30,11 +30,12 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
         name, dtype: as in `keras.losses.Loss`.
 
     Call arguments:
-        y_true: (B, T), integers, labels.
-        y_pred: (B, T, V), float, logits.
+        y_true: (B, T) or (B, T, 1), integers, labels; or (B,) or (B, 1), one for each row.
+        y_pred: (B, T, V), float, logits; or (B, V).
+        sample_weight: (B,), (B, 1), (B, T) or (B, T, 1), weight of each label. Default: 1.
 
     Raises:
-        ValueError: `label_smoothing` is out of range.
+        ValueError: `label_smoothing` is out of range; labels or weights do not have these shapes.
 
     Example:
 
@@ -65,7 +66,8 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
     def __call__(
         self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None
     ) -> Tensor:
-        """The loss, weighted by `sample_weight`, (B,) or (B, T); ignored labels have weight 0."""
+        """The loss, weighted by `sample_weight`; ignored labels have weight 0."""
+        y_true = labels_of(self.name, y_true, y_pred)
         weights = label_weights(y_true, self.ignore_class, sample_weight)
         if any(x is not None for x in (self.ignore_class, sample_weight, get_mask(y_pred))):
             y_pred = counted_logits(y_pred, weights)
@@ -74,6 +76,7 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
     def count(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """The divisor of the mean: the sum of the weights of unmasked labels."""
         mask = get_mask(y_pred)
+        y_true = labels_of(self.name, y_true, y_pred)
         if self.reduction == "mean_with_sample_weight":
             weights = label_weights(y_true, self.ignore_class, sample_weight)
         else:
@@ -87,8 +90,8 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
                 f"{self.name} needs logits, got probabilities: remove the softmax or sigmoid at "
                 "the end of the model"
             )
+        labels = ops.cast(labels_of(self.name, y_true, y_pred), "int32")
         log_probabilities = ops.log_softmax(ops.cast(y_pred, "float32"), axis=-1)
-        labels = ops.cast(y_true, "int32")
         if self.ignore_class is not None:
             labels = ops.where(ops.equal(labels, self.ignore_class), 0, labels)
         # Negative labels must stay out of range: take_along_axis would count them from the end.
@@ -136,13 +139,69 @@ def zero_uncounted(x: Tensor, weight: Tensor) -> Tensor:
     return ops.where(ops.reshape(counts, (-1,) + (1,) * (len(x.shape) - 1)), x, 0.0)
 
 
+def labels_of(name: str, y_true: Tensor, y_pred: Tensor) -> Tensor:
+    """The labels of logits, without a trailing axis of 1, as in Keras's sparse cross-entropy.
+
+    Args:
+        name: str, the name of the loss or metric, for errors.
+        y_true: (B, T) or (B, T, 1).
+        y_pred: (B, T, V), logits.
+
+    Returns:
+        (B, T).
+
+    Raises:
+        ValueError: the labels have another shape.
+    """
+    y_true = ops.convert_to_tensor(y_true)
+    shape, wanted = tuple(y_true.shape), tuple(y_pred.shape)[:-1]
+    if len(shape) == len(wanted) + 1 and shape[-1] == 1:
+        y_true, shape = ops.squeeze(y_true, -1), shape[:-1]
+    if not fits(shape, wanted):
+        raise ValueError(
+            f"{name}: logits of shape {tuple(y_pred.shape)} need labels of shape {wanted}, one "
+            f"integer for each vector of logits, got {tuple(shape)}"
+        )
+    return y_true
+
+
+def fits(shape: Shape, wanted: Shape, ones: bool = False) -> bool:
+    """Whether the sizes agree where they are known; with `ones`, or are 1 after the first."""
+    return len(shape) == len(wanted) and all(
+        None in (a, b) or a == b or (ones and i > 0 and a == 1)
+        for i, (a, b) in enumerate(zip(shape, wanted, strict=True))
+    )
+
+
+def row_values(what: str, x: Tensor, rows: Size, dtype: str) -> Tensor:
+    """A number for each row, (B,) or (B, 1) -> (B,).
+
+    Args:
+        what: str, what it is, for errors.
+        x: the numbers.
+        rows: int or scalar tensor, B.
+        dtype: str, dtype of the result.
+
+    Raises:
+        ValueError: `x` has another shape.
+    """
+    x = ops.cast(x, dtype)
+    first = rows if isinstance(rows, int) else None
+    if not (fits(tuple(x.shape), (first,)) or fits(tuple(x.shape), (first, 1))):
+        expected = "B" if first is None else first
+        raise ValueError(
+            f"{what} must have shape ({expected},) or ({expected}, 1), got {tuple(x.shape)}"
+        )
+    return ops.reshape(x, (-1,))
+
+
 def label_weights(y_true: Tensor, ignore_class: int | None, sample_weight: Tensor | None) -> Tensor:
     """The weight of each label: 0 where it is `ignore_class`, else 1, times `sample_weight`.
 
     Args:
         y_true: (B, T).
         ignore_class: int, a label. None: no label has weight 0.
-        sample_weight: (B,), (B, 1) or (B, T), optional.
+        sample_weight: see `times_weights`.
 
     Returns:
         (B, T), float32.
@@ -150,9 +209,29 @@ def label_weights(y_true: Tensor, ignore_class: int | None, sample_weight: Tenso
     weights = ops.ones_like(y_true, dtype="float32")
     if ignore_class is not None:
         weights = ops.cast(ops.not_equal(ops.cast(y_true, "int32"), ignore_class), "float32")
+    return times_weights(weights, sample_weight)
+
+
+def times_weights(weights: Tensor, sample_weight: Tensor | None) -> Tensor:
+    """`weights` (B, T) times sample weights (B,), (B, 1), (B, T) or (B, T, 1), if any.
+
+    Raises:
+        ValueError: `sample_weight` has another shape.
+    """
     if sample_weight is None:
         return weights
     sample_weight = ops.cast(sample_weight, "float32")
-    if len(sample_weight.shape) < len(weights.shape):
-        sample_weight = ops.expand_dims(sample_weight, -1)
+    given, wanted = tuple(sample_weight.shape), tuple(weights.shape)
+    if not given:
+        return weights * sample_weight
+    shape = given[:-1] if len(given) == len(wanted) + 1 and given[-1] == 1 else given
+    if len(shape) < len(given):
+        sample_weight = ops.squeeze(sample_weight, -1)
+    for _ in range(len(wanted) - len(shape)):  # of rows
+        sample_weight, shape = ops.expand_dims(sample_weight, -1), (*shape, 1)
+    if not fits(shape, wanted, ones=True):
+        raise ValueError(
+            f"labels of shape {wanted} need a sample_weight of shape {wanted[:1]} or {wanted}, "
+            f"got {given}"
+        )
     return weights * sample_weight
