@@ -239,7 +239,7 @@ def test_a_tokenizer_of_several_models_is_stored_once(tmp_path):
         (dict, {"start_id": 1}, ValueError, "start_id is for a file of one model, got start_id=1"),
         (dict, {"signatures": ["predict"]}, ValueError, "signatures is for a file of one model"),
         (dict, {"separate_adapters": True}, ValueError, "separate_adapters is for a file of one"),
-        (dict, {"images": {"text": PROCESSOR}}, ValueError, "model 'text': images must be a dict"),
+        (dict, {"images": {"text": PROCESSOR}}, ValueError, "model 'text': images must be None"),
         (dict, {"images": {"x": PROCESSOR}}, ValueError, r"of \['image', 'text'\], got .'x"),
         (dict, {"source_length": 14}, ValueError, "got 14 positions, the table holds"),
         (dict, {"source_length": None}, ValueError, "model 'text': input 'tokens' has shape"),
