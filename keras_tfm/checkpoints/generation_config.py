@@ -36,7 +36,7 @@ def load_generation_config(folder: str | Path) -> Arguments:
     """The arguments with which `generation.generate` does what `generate` of transformers does.
 
     A checkpoint is published with the search that suits it, such as a beam search that repeats no
-    three words, or sampling at a temperature. transformers follows it unless told otherwise;
+    trigram, or sampling at a temperature. transformers follows it unless told otherwise;
     `generation.generate` is greedy until it is given these arguments.
 
     Args:

@@ -9,6 +9,9 @@ from keras_tfm import models
 from keras_tfm.checkpoints.config import Config, Fields
 from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.layers.images.patch_embedding import as_pair
+from keras_tfm.models.vision.clip_encoders import MEAN as CLIP_MEAN
+from keras_tfm.models.vision.clip_encoders import STD as CLIP_STD
+from keras_tfm.models.vision.resnet import IMAGENET_MEAN, IMAGENET_STD
 from keras_tfm.runtime.media.image_processor import FILTERS, ImageProcessor
 from keras_tfm.runtime.media.tile_processor import TileProcessor
 
@@ -19,9 +22,7 @@ EXTRACTORS = ("feature_extractor", "audio_processor")
 # Pillow's numbers of the filters, as in the files.
 _NUMBERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 _HALF = [0.5, 0.5, 0.5]
-# Of OpenAI's CLIP, and of ImageNet.
-CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-_IMAGENET_MEAN, _IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+_SQUARE = {"height": 224, "width": 224}
 
 
 class _Class(NamedTuple):
@@ -37,7 +38,7 @@ class _Class(NamedTuple):
     """
 
     resample: int = 3
-    size: Fields = {"height": 224, "width": 224}  # noqa: RUF012
+    size: Fields = _SQUARE
     crop_size: Fields | None = None
     mean: Sequence[float] = _HALF
     std: Sequence[float] = _HALF
@@ -45,17 +46,16 @@ class _Class(NamedTuple):
     tiles: bool = False
 
 
-_CROP = {"height": 224, "width": 224}
-_CLIP = _Class(3, {"shortest_edge": 224}, _CROP, CLIP_MEAN, CLIP_STD, square=False)
+_CLIP = _Class(3, {"shortest_edge": 224}, _SQUARE, CLIP_MEAN, CLIP_STD, square=False)
 # By the start of the name; the end is "ImageProcessor", "ImageProcessorFast", "FeatureExtractor"...
 _CLASSES = {
     "Bit": _CLIP,
     "CLIP": _CLIP,
     "ConvNext": _Class(size={"shortest_edge": 384}, square=False),
     "DPT": _Class(size={"height": 384, "width": 384}),
-    "DeiT": _Class(size={"height": 256, "width": 256}, crop_size=_CROP),
-    "Detr": _Class(2, {"shortest_edge": 800, "longest_edge": 1333}, mean=_IMAGENET_MEAN,
-                   std=_IMAGENET_STD, square=False),
+    "DeiT": _Class(size={"height": 256, "width": 256}, crop_size=_SQUARE),
+    "Detr": _Class(2, {"shortest_edge": 800, "longest_edge": 1333}, mean=IMAGENET_MEAN,
+                   std=IMAGENET_STD, square=False),
     "Idefics3": _Class(1, {"longest_edge": 1456}, tiles=True),
     "Siglip": _Class(square=False),
     "Siglip2": _Class(2),

@@ -92,7 +92,10 @@ def check_stepping(
         except Exception as error:
             failure = error
         rounding = _rounding(model)
-        fault = _first_fault(stepped, inputs, length, tolerance, rounding, call)
+        try:
+            fault = _first_fault(stepped, inputs, length, tolerance, rounding, call)
+        except Exception as error:
+            fault, failure = None, failure or error
     if failure is None and fault is None and rounding > _EXACT:
         checked.add(key)
         return
@@ -313,11 +316,11 @@ def _first_fault(
 ) -> _Fault | None:
     """The first layer that differs when it is stepped on the inputs that it has in the full pass.
 
-    Rounding does not accumulate from layer to layer.
+    Rounding does not accumulate from layer to layer. What no layer raised is raised.
     """
     calls = _ComparedCalls(length, tolerance, rounding, call)
     cache = None
-    with contextlib.suppress(Exception):  # `calls` knows that of a layer
+    try:
         encoded, tokens = stepped.encode(inputs), inputs[stepped.target]
         stepped.step(encoded, tokens, every=True, call=calls.record)
         for start, end in _chunks(length):
@@ -325,6 +328,9 @@ def _first_fault(
             with DecodingScope(cache, position=start, length=length) as scope:
                 stepped.step(encoded, tokens[:, start:end], every=True, call=calls.compare)
             cache = scope.cache
+    except Exception:
+        if not calls.errors:
+            raise
     for number, (each, differs) in enumerate(zip(stepped.stepping, calls.differ, strict=False)):
         if differs:
             return _Fault(each.node.operation.name, calls.errors.get(number))

@@ -179,9 +179,8 @@ class LoadedFile:
         arrays = {key: fit(key, inputs[key], expected[key]) for key in expected}
         if isinstance(signature, Generate):
             for key, array in arrays.items():
-                if (
-                    array.dtype.kind == "f" and np.isnan(array).any()
-                ):  # the loop would write padding
+                # The loop would write padding.
+                if array.dtype.kind == "f" and np.isnan(array).any():
                     raise ValueError(f"{key} must be numbers, got NaN")
         # All rows of a step share one position, and all those of a prefill one count.
         shared = [name for kind in NUMBERS for name in signature.of_kind(kind)]

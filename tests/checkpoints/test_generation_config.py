@@ -144,3 +144,6 @@ def test_the_keys_of_a_gguf_file(tmp_path):
         assert load_generation_config(path)["strategy"] == sampler
     make_gguf(path, lambda name: "Q4_0")
     assert load_generation_config(path)["strategy"] == Greedy()
+    make_gguf(path, lambda name: "Q4_0", also={"general.sampling.top_k": "many"}.items())
+    with pytest.raises(ValueError, match=r"model\.gguf: top_k must be an integer .*got 'many'"):
+        load_generation_config(path)

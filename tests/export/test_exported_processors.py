@@ -111,7 +111,8 @@ def test_processors_without_a_loop_in_the_file_are_refused(strategy, tmp_path):
 
 def test_the_sampling_of_decode(tmp_path):
     """The file says it; the caller decides."""
-    sampled = Sample(0.7, top_k=3, top_p=0.9, processors=[processors.RepetitionPenalty(1.5)])
+    penalties = [processors.RepetitionPenalty(1.2), processors.RepetitionPenalty(1.25)]
+    sampled = Sample(0.7, top_k=3, top_p=0.9, processors=penalties)
     path = tmp_path / "x.tflite"
     sizes = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}
     model = models.gpt(13, **sizes, max_length=12)

@@ -178,7 +178,8 @@ def _fields(file: GgufFile, architecture: str) -> Fields:
         fields |= {name: _shortest(x) for name, x in sampling.items() if x is not None}
         # llama.cpp has other defaults than transformers, and no limit for a `top_k` below 1.
         fields["do_sample"] = fields.get("temperature") != 0
-        fields["top_k"] = max(0, fields.get("top_k", 0))
+        top_k = fields.get("top_k", 0)
+        fields["top_k"] = max(0, top_k) if type(top_k) is int else top_k
     if architecture == "llama":
         fields["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     width = fields["head_dim"]

@@ -85,8 +85,9 @@ class LiteRTLMArguments(TypedDict, total=False):
         prefill_lengths: list of int, each below `max_length`: numbers of tokens that are read at
             once. The runtime splits a prompt among them, and pads the last part on the right.
             Default: those of 32, 128 and 512 that are short enough.
-        strategy: `generation.Sample` with temperature, top_k, top_p and seed, or `Greedy()`
-            (default): how the runtime chooses tokens, unless the app sets its own sampling.
+        strategy: `generation.Sample` with temperature, top_k, top_p and seed, or `Greedy()`:
+            how the runtime chooses tokens, unless the app sets its own sampling. Default: the
+            sampling in a folder's `generation_config.json`, otherwise `Greedy()`.
         keep_float, keep_int8: list of str, layers whose weights keep more bits, as in
             `export_tflite`.
         tolerance: float, the largest allowed relative error of the logits, as in `verify`.

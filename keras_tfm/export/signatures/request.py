@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import operator
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -313,9 +314,9 @@ class Request:
             return None
         names = ("temperature", "top_k", "top_p", "min_p", "seed")
         sampling = {name: x for name in names if (x := getattr(given, name)) is not None}
-        for processor in given.processors:
-            assert isinstance(processor, RepetitionPenalty)
-            sampling["repetition_penalty"] = processor.penalty
+        penalties = [x.penalty for x in given.processors if isinstance(x, RepetitionPenalty)]
+        if penalties:
+            sampling["repetition_penalty"] = math.prod(penalties)
         return sampling
 
     def _draft_length(self, length: int | None) -> int | None:

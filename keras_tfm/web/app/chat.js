@@ -31,7 +31,8 @@ async function stream({ text, note }) {
   const before = session.tokens.length;
   const start = performance.now();
   const temperature = Number(element("temperature").value);
-  const choose = sampler({ ...(await loaded("stream")).sampling, temperature, seed });
+  const options = { ...(await loaded("stream")).sampling, temperature };
+  const choose = sampler(seed === undefined ? options : { ...options, seed });
   const maxTokens = Number(element("longest").value);
   stopped = false;
   for await (const piece of session.stream({ choose, maxTokens })) {
