@@ -139,7 +139,7 @@ class DistributedModel(keras.Model):
     def weigh_loss(self, loss: Tensor) -> Tensor:
         """An additional loss, a mean over rows, times this replica's rows over their mean."""
         share = None if self._batch is None else self._batch.replica_share
-        return loss if share is None else loss * tf.cast(share, loss.dtype)
+        return loss if share is None else tf.math.multiply_no_nan(loss, tf.cast(share, loss.dtype))
 
     def _loss(self, batch: Rows, y_pred: Tensors, training: bool) -> Tensor:
         """The loss of this replica's batch or part; 0 of no rows, whose mean is NaN."""
@@ -176,8 +176,21 @@ class DistributedModel(keras.Model):
         return y_pred
 
     def _predictions(self, x: Tensors, training: bool) -> Tensors:
-        takes_it = trainer_internals.takes_training(self)
-        return self(x, training=training) if takes_it else self(x)
+        """The outputs of the model, of which a replica without rows computes a row of zeros.
+
+        The last batch of an epoch can have fewer rows than there are replicas. With no rows,
+        TensorFlow's gradient of pooling ends the process, and convolutions return wrong shapes.
+        """
+        options = {"training": training} if trainer_internals.takes_training(self) else {}
+        rows = _first(x).shape[0]
+        if rows is not None or self.distribute_strategy.num_replicas_in_sync == 1:
+            return self(x, **options)
+        rows = tf.shape(_first(x))[0]
+        return _rows_or_none(self(_rows_or_zeros(x, rows), **options), rows)
+
+    def predict_step(self, data: Tensors) -> Tensors:
+        """The outputs for one batch."""
+        return self._predictions(keras.utils.unpack_x_y_sample_weight(data)[0], training=False)
 
     def _gradients(self, batch: Rows) -> tuple[Tensor, list[Tensor]]:
         """The loss of a batch or a part, and its gradients; updates the metrics."""
@@ -189,6 +202,8 @@ class DistributedModel(keras.Model):
                 loss *= tf.cast(self._batch.share, loss.dtype)
             scaled = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, self.trainable_variables)
+        if self._batch.replica_share is not None:
+            gradients = _gradients_or_zeros(gradients, self._batch.replica_share > 0)
         self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return loss, gradients
 
@@ -311,6 +326,56 @@ class DistributedModel(keras.Model):
 
 def _first(x: Tensors) -> Tensor:
     return next(t for t in tree.flatten(x) if t is not None)
+
+
+def _rows_or_zeros(x: Tensors, rows: Tensor) -> Tensors:
+    """Inputs (B, ...), or one row of zeros if B, which `rows` has, is 0."""
+
+    def of_one(t: Tensor) -> Tensor:
+        if not tf.is_tensor(t) or isinstance(t, tf.__internal__.CompositeTensor):
+            return t
+        shape = tf.concat([[1], tf.shape(t)[1:]], axis=0)
+        row = tf.cond(rows > 0, lambda: t, lambda: tf.zeros(shape, t.dtype))
+        row.set_shape(t.shape)
+        return row
+
+    return tree.map_structure(of_one, x)
+
+
+def _rows_or_none(y: Tensors, rows: Tensor) -> Tensors:
+    """Outputs (B, ...) with their masks, or no rows of them if `rows` is 0."""
+
+    def of_one(t: Tensor) -> Tensor:
+        if t is None or not t.shape.rank:
+            return t
+        # A slice without `cond` would copy the gradient.
+        result = tf.cond(rows > 0, lambda: t, lambda: t[:0])
+        result.set_shape([None, *t.shape[1:]])
+        return result
+
+    def with_mask(t: Tensor) -> Tensor:
+        result = of_one(t)
+        mask = None if t is None else keras_internals.get_mask(t)
+        if mask is not None:
+            keras_internals.set_mask(result, of_one(mask))
+        return result
+
+    return tree.map_structure(with_mask, y)
+
+
+def _gradients_or_zeros(gradients: list[Tensor], has_rows: Tensor) -> list[Tensor]:
+    """The gradients of a replica, which are 0 and not NaN if it has no rows."""
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    given = [v for v in values if v is not None]
+    kept = iter(tf.cond(has_rows, lambda: given, lambda: [tf.zeros_like(v) for v in given]))
+    return [
+        tf.IndexedSlices(next(kept), g.indices, g.dense_shape)
+        if isinstance(g, tf.IndexedSlices)
+        else None
+        if g is None
+        else next(kept)
+        for g in gradients
+    ]
 
 
 def _tensor_spec(spec: tf.TypeSpec) -> tf.TensorSpec:

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import small_training  # first: it quietens TensorFlow
 import tensorflow as tf
+from keras import ops
 from keras.src.backend.tensorflow import trainer
 
 import keras_tfm
@@ -75,6 +76,16 @@ def recurrent():
     table = layers.TokenEmbedding(small_training.SIZE, dim=8, mask_zero=True)
     x = layers.ShortConvolution()(table(target))
     x = layers.Mamba2(2, 4, 3)(layers.GatedDeltaNet(2, 4)(x))
+    return keras_tfm.Model({"target": target}, table(x, reverse=True))
+
+
+def convolutional():
+    """Layers of Keras that fail without rows, and a quotient that is not finite for zeros."""
+    target = keras.Input((None,), dtype="int32", name="target")
+    table = layers.TokenEmbedding(small_training.SIZE, dim=8, mask_zero=True)
+    x = keras.layers.Conv1D(8, 3, padding="causal")(table(target))
+    x = keras.layers.MaxPooling1D(2, strides=1, padding="same")(x)
+    x = x * 40 / ops.sum(ops.cast(target, "float32"), axis=1)[:, None, None]
     return keras_tfm.Model({"target": target}, table(x, reverse=True))
 
 
@@ -259,6 +270,8 @@ FAST = {
     "own losses 4, 2 parts": lambda: with_own_losses(4, 2),
     "no rows 1": lambda: run(1, rows=9, make=recurrent),
     "no rows 4": lambda: run(4, rows=9, make=recurrent),
+    "no rows, convolutions 1": lambda: run(1, rows=9, make=convolutional, whole=True),
+    "no rows, convolutions 4": lambda: run(4, rows=9, make=convolutional, whole=True),
     "dropout": dropout,
     "refused": refused,
 }

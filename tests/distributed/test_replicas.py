@@ -32,6 +32,13 @@ def test_recurrent_layers_of_replicas_without_rows(results):
     assert_equal(results["no rows 1"], results["no rows 4"])
 
 
+def test_layers_of_keras_on_replicas_without_rows(results):
+    """Training, validation and predictions."""
+    one, four = (results[f"no rows, convolutions {n}"] for n in (1, 4))
+    assert np.isfinite(one["weights"]).all()
+    assert_equal(one, four)
+
+
 @pytest.mark.slow
 def test_four_replicas_train_alike(slow_results):
     assert_equal(slow_results["small 1"], slow_results["4"])
