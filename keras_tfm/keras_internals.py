@@ -191,6 +191,11 @@ def own_trainable_variables(layer: "keras.Layer") -> list["keras.Variable"]:
     return list(layer._trainable_variables)
 
 
+def own_state(layer: "keras.Layer") -> list["keras.Variable"]:
+    """The variables that a layer created as not trainable, such as moving means, by itself."""
+    return list(layer._non_trainable_variables)
+
+
 def layout_of(variable: "keras.Variable") -> Any:
     """The `TensorLayout` that a `keras.distribution` gave a variable; None without one."""
     return variable._layout

@@ -50,25 +50,53 @@ def scale_updates(
     Args:
         optimizer: an optimizer; of a `LossScaleOptimizer`, the inner one.
         groups: pairs (factor, variables) that together hold every variable once.
+
+    Raises:
+        ValueError: from the functions of the optimizer, if a variable is in no group.
     """
     factors = {id(v): factor for factor, variables in groups for v in variables}
-    update, decay = optimizer._backend_update_step, optimizer._apply_weight_decay
+    update = optimizer._backend_update_step
+
+    def factor_of(variable: Any) -> float:
+        if id(variable) not in factors:
+            raise ValueError(
+                f"the optimizer has no learning rate for {variable.path}, which was made or became "
+                "trainable after layer_decay was called: change the model first, then call "
+                "layer_decay with a new optimizer"
+            )
+        return factors[id(variable)]
 
     def scaled_update(gradients: Any, variables: Any, learning_rate: Any) -> None:
-        pairs = list(zip(gradients, variables, strict=True))
-        for factor in dict.fromkeys(factors.values()):
-            chosen = [pair for pair in pairs if factors[id(pair[1])] == factor]
-            if chosen:
-                update(*map(list, zip(*chosen, strict=True)), learning_rate * factor)
+        chosen: dict[float, list[Any]] = {}
+        for pair in zip(gradients, variables, strict=True):
+            chosen.setdefault(factor_of(pair[1]), []).append(pair)
+        for factor, pairs in chosen.items():
+            update(*map(list, zip(*pairs, strict=True)), learning_rate * factor)
 
     def scaled_decay(variables: Any) -> None:
-        rate = optimizer.weight_decay
-        for factor in dict.fromkeys(factors.values()):
-            optimizer.weight_decay = None if rate is None else rate * factor
-            decay([v for v in variables if factors[id(v)] == factor])
-        optimizer.weight_decay = rate
+        chosen: dict[float, list[Any]] = {}
+        for variable in variables:
+            chosen.setdefault(factor_of(variable), []).append(variable)
+        for factor, group in chosen.items():
+            type(optimizer)._apply_weight_decay(_OwnDecay(optimizer, factor), group)
 
     optimizer._backend_update_step, optimizer._apply_weight_decay = scaled_update, scaled_decay
+
+
+class _OwnDecay:
+    """An optimizer whose weight decay is multiplied by a factor.
+
+    The attribute of the optimizer itself stays: replicas are traced in threads that take turns,
+    and each would read what another has set.
+    """
+
+    def __init__(self, optimizer: "keras.Optimizer", factor: float):
+        rate = optimizer.weight_decay
+        self.optimizer = optimizer
+        self.weight_decay = None if rate is None else rate * factor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
 
 
 def updates_are_scaled(optimizer: "keras.Optimizer") -> bool:

@@ -54,14 +54,14 @@ def unscale_loss(loss: Tensor) -> Tensor:
 
 
 def weigh_additional_losses(model_class: Any) -> type:
-    """Class decorator: `model.weigh_loss(loss)` follows Keras's sum of each additional loss.
+    """Class decorator: `model.weigh_mean(loss)` follows Keras's sum of each additional loss.
 
     These are the losses of `add_loss` and the regularizers. Keras divides them by the number of
     replicas.
     """
 
     def aggregate(self: "keras.Model", loss: Tensor) -> Tensor:
-        return self.weigh_loss(super(model_class, self)._aggregate_additional_loss(loss))
+        return self.weigh_mean(super(model_class, self)._aggregate_additional_loss(loss))
 
     model_class._aggregate_additional_loss = aggregate
     return model_class

@@ -18,7 +18,16 @@ from keras_tfm.cli import import_command
 from keras_tfm.cli.model_commands import EXPORT_OPTIONS
 from keras_tfm.export import export_litertlm, export_tflite, verify
 from keras_tfm.export.checkpoints import export_arguments, load_checkpoint
-from keras_tfm.generation import Greedy, Sample, generate, processors
+from keras_tfm.generation import (
+    Beam,
+    Drafted,
+    Greedy,
+    PromptLookup,
+    Sample,
+    Strategy,
+    generate,
+    processors,
+)
 
 pytest.importorskip("safetensors")
 
@@ -147,22 +156,60 @@ def test_what_a_file_has_of_the_search_of_a_folder(chat):
     """LiteRT-LM's sampler has fewer settings than the one here."""
     sampled(chat, temperature=0.6, top_k=20, repetition_penalty=1.1)
     taken = taken_of(chat, is_litertlm=True)
-    assert taken.strategy(None) == Sample(0.6, top_k=20)
-    assert taken.strategy(Greedy()) == Greedy()
+    assert taken.arguments["strategy"] == Sample(0.6, top_k=20)
     said = "its Sample(temperature=0.6, top_k=20); not its processors RepetitionPenalty"
     assert said in taken.describe()
     taken = taken_of(chat)
     penalised = Sample(0.6, top_k=20, processors=[processors.RepetitionPenalty(1.1)])
-    assert taken.strategy(None) == penalised
+    assert taken.arguments["strategy"] == penalised
     assert "its Sample(temperature=0.6, top_k=20) with RepetitionPenalty" in taken.describe()
-    assert taken_of(chat, signatures=["predict"], max_length=9).strategy(None) is None
+    assert "strategy" not in arguments_of(chat, signatures=["predict"], max_length=9)
     for fields, said in (
         ({"min_p": 0.1}, "not its Sample(temperature=0.6, top_k=20, min_p=0.1)"),
         ({"typical_p": 0.5}, "not its strategy: "),
     ):
         sampled(chat, **fields)
         taken = taken_of(chat, is_litertlm=True)
-        assert said in taken.describe() and taken.strategy(None) is None
+        assert said in taken.describe() and "strategy" not in taken.arguments
+
+
+def test_a_strategy_without_processors_gets_those_of_the_folder(chat):
+    """As `generate(num_beams=3)` of transformers does; one with processors is complete."""
+    sampled(chat, temperature=0.6, repetition_penalty=1.1, suppress_tokens=[5])
+    rules = [processors.RepetitionPenalty(1.1), processors.SuppressTokens([5])]
+    loop = {"signatures": ["generate"]}
+    draft = PromptLookup()
+
+    class Own(Strategy):
+        """Neither a dataclass nor one with an argument for processors."""
+
+    own = Own()
+    taken = arguments_of(chat, strategy=own, **loop)["strategy"]
+    assert type(taken) is Own and list(taken.processors) == rules and own.processors == ()
+    for given, expected in (
+        (Greedy(), Greedy(rules)),
+        (Beam(3, 0.5), Beam(3, 0.5, processors=rules)),
+        (Drafted(draft, 3), Drafted(draft, 3, Greedy(rules))),
+    ):
+        taken = taken_of(chat, strategy=given, **loop)
+        assert taken.arguments["strategy"] == expected
+        assert taken.describe().endswith("its processors RepetitionPenalty, SuppressTokens")
+    taken = taken_of(chat, strategy=Beam(3, processors=[processors.MinNewTokens(1)]), **loop)
+    assert "strategy" not in taken.arguments
+    said = "not its processors RepetitionPenalty, SuppressTokens, as strategy has processors"
+    assert taken.describe().endswith(said)
+    # The runtime's sampler of "decode" has a penalty, and LiteRT-LM's has none.
+    taken = taken_of(chat, strategy=Sample(0.1))
+    assert taken.arguments["strategy"] == Sample(0.1, processors=rules[:1])
+    said = "its processors RepetitionPenalty; not its processors SuppressTokens"
+    assert taken.describe().endswith(said)
+    for is_litertlm, given in ((True, Sample(0.1)), (False, Greedy())):
+        taken = taken_of(chat, is_litertlm, strategy=given)
+        assert "strategy" not in taken.arguments
+        assert "not its processors RepetitionPenalty, SuppressTokens" in taken.describe()
+        assert "Sample" not in taken.describe()
+    with pytest.raises(TypeError, match="strategy must be a Strategy such as"):
+        export_tflite(chat, chat / "x.tflite", strategy="beam", max_length=9)
 
 
 def manifest_of(path):
@@ -287,13 +334,50 @@ def test_pictures(run, tmp_path):
     assert made.size == (12, 8)
 
 
-def test_speech_in_several_languages_needs_a_prompt(tmp_path):
+@pytest.fixture
+def speech(tmp_path):
+    """A folder of Whisper that suppresses token 5."""
     folder = tmp_path / "whisper"
     sizes = {"num_mels": 4, "max_source_length": 50, "max_length": 9, "start_id": 1, "end_id": 7}
-    sizes["suppressed_ids"] = [5]
-    speech = models.whisper(len(WORDS), **SIZES, **sizes)
-    checkpoints.save_huggingface(randomize(speech, 3), folder)
-    with_tokenizer(folder)
+    model = models.whisper(len(WORDS), **SIZES, **sizes, suppressed_ids=[5])
+    checkpoints.save_huggingface(randomize(model, 3), folder)
+    return with_tokenizer(folder)
+
+
+def test_speech_has_all_processors_of_a_folder(run, speech, tmp_path):
+    """Each once, with beams as in Python; what a file leaves out is said."""
+    fields = json.loads((speech / "config.json").read_text())
+    fields |= {"begin_suppress_tokens": [7], "repetition_penalty": 1.5, "no_repeat_ngram_size": 2}
+    (speech / "generation_config.json").write_text(json.dumps({**fields, "num_beams": 3}))
+    rules = [
+        processors.RepetitionPenalty(1.5),
+        processors.NoRepeatNGram(2),
+        processors.SuppressTokens([5]),
+        processors.SuppressTokensAtBegin([7]),
+    ]
+    names = "RepetitionPenalty, NoRepeatNGram, SuppressTokens, SuppressTokensAtBegin"
+    taken = taken_of(speech)
+    assert taken.arguments["strategy"] == Greedy(rules)
+    assert taken.describe().endswith(f"its processors {names}; not its Beam(size=3)")
+    loaded = checkpoints.load_generation_config(speech)["strategy"]
+    assert loaded == Beam(3, processors=rules)
+    path = tmp_path / "x.tflite"
+    code, _, err = run("export", speech, path, "--beam", 2, "--no-verify")
+    assert code == 0, err
+    assert f"its processors {names}" in err and "not its" not in err
+    report = export_tflite(speech, tmp_path / "python.tflite", strategy=Beam(2), verify=False)
+    assert f"its processors {names}" in report.notes[-1]
+    assert manifest_of(report.path) == manifest_of(path)
+    assert arguments_of(speech, strategy=Beam(2))["strategy"] == Beam(2, processors=rules)
+    # A search that is not supported leaves the suppressed tokens.
+    (speech / "generation_config.json").write_text(json.dumps({**fields, "typical_p": 0.5}))
+    taken = taken_of(speech)
+    assert set(taken.arguments["strategy"].processors) == set(rules[2:])
+    assert "not its strategy: " in taken.describe()
+
+
+def test_speech_in_several_languages_needs_a_prompt(speech):
+    folder = speech
     fields = json.loads((folder / "config.json").read_text())
     ids = {"lang_to_id": {"<|en|>": 3}, "task_to_id": {"transcribe": 4}}
     (folder / "generation_config.json").write_text(json.dumps({**fields, **ids}))
@@ -301,7 +385,8 @@ def test_speech_in_several_languages_needs_a_prompt(tmp_path):
         arguments_of(folder)
     taken = taken_of(folder, default_prompt=[1, 3, 4])
     assert "source_length" not in taken.arguments
-    assert taken.processors == processors.transcription(load_checkpoint(folder).model)
+    assert taken.arguments["strategy"] == Greedy([processors.SuppressTokens([5])])
+    assert taken.describe().endswith("its processors SuppressTokens")
     # What older folders force, unless a language is to be found, or the newer fields are there.
     for forced, more, prompt in (
         ([[1, 5], [2, 6]], {}, [1, 5, 6]),

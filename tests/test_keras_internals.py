@@ -182,6 +182,13 @@ def test_own_trainable_variables():
     assert keras_internals.own_trainable_variables(holder) == [holder.own]
 
 
+def test_own_state():
+    norm = keras.layers.BatchNormalization()
+    norm.build((None, 2))
+    found = keras_internals.own_state(keras.Sequential([norm]).layers[0])
+    assert found == [norm.moving_mean, norm.moving_variance]
+
+
 def test_remat_mode():
     plain = keras.layers.Dense(3)
     assert remat_mode(plain) is None

@@ -215,7 +215,7 @@ def test_restarts_each_epoch():
 def test_weigh_additional_losses():
     @trainer_internals.weigh_additional_losses
     class Weighed(keras.Model):
-        def weigh_loss(self, loss):
+        def weigh_mean(self, loss):
             return 3.0 * loss
 
     x = keras.Input((2,))

@@ -222,8 +222,9 @@ def export(
     """Exports a model to one file, and verifies the file against the model.
 
     Of a folder, what the options leave open is the folder's: tokenizer, chat template, start and
-    end tokens, lengths, rules for pictures; the command prints what it took. --max-length is then
-    at most 1024, and --lengths are 32, 128 and the longest text, of at most 512 tokens.
+    end tokens, lengths, logits processors (also with --beam), rules for pictures; the command
+    prints what it took. --max-length is then at most 1024, and --lengths are 32, 128 and the
+    longest text, of at most 512 tokens.
 
     Rows shorter than --lengths are padded with the padding id of their embedding.
     """
@@ -254,11 +255,13 @@ def export(
         given += ["--beam"] * (beam > 1) + ["--batch-size"] * (batch_size > 1)
         if given:
             raise typer.BadParameter(f"is not for --format {format_}", param_hint=f"'{given[0]}'")
-    with work("loading TensorFlow"):
+    with work("loading TensorFlow", EXPORT_OPTIONS):
         from keras_tfm.export import export_litertlm, export_tflite
-        from keras_tfm.export.checkpoints import Taken, export_arguments, read_template
+        from keras_tfm.export.checkpoints import export_arguments, read_template
         from keras_tfm.export.litertlm.embedder import is_embedder
         from keras_tfm.generation import Beam
+
+        strategy = Beam(beam, length_penalty, hypotheses) if beam > 1 else None
     options = {
         "architecture": architecture,
         "segments": segments,
@@ -290,8 +293,8 @@ def export(
         "images": None if images is None else processor_of(images, channels_of(loaded)),
         "accelerator": accelerator.value,
         "quantization": None if quantize is None else quantize.value,
+        "strategy": strategy,
     }
-    taken = Taken()
     if checkpoint is not None:
         with work(f"reading {model}", EXPORT_OPTIONS):
             taken = export_arguments(checkpoint, arguments, format_ is Format.litertlm)
@@ -311,24 +314,18 @@ def export(
     with work(f"exporting {model.name}", EXPORT_OPTIONS):
         if format_ is Format.litertlm:
             names = ["max_length", "start_id", "end_id", "tokenizer", "chat_template", "images"]
-            names += ["source_length"] * (embeds or lengths is not None)
+            names += ["strategy", *["source_length"] * (embeds or lengths is not None)]
             chosen = {name: arguments[name] for name in names}
-            if taken.sampling is not None:
-                chosen["strategy"] = taken.sampling
             report = export_litertlm(
                 loaded, output, prefill_lengths=prompt_length, **chosen, **common
             )
         else:
-            strategy = None
-            if beam > 1:
-                strategy = Beam(beam, length_penalty, hypotheses, processors=taken.processors)
             report = export_tflite(
                 loaded,
                 output,
                 batch_size=batch_size,
                 target=target,
                 cache=cache.value,
-                strategy=taken.strategy(strategy),
                 representative_data=rows,
                 labels=names_of_classes,
                 verify_inputs=verify_inputs,

@@ -15,6 +15,12 @@ from keras_tfm.distributed.global_gradients import (
 )
 from keras_tfm.distributed.global_loss import Batch, GlobalLoss, over_replicas
 from keras_tfm.distributed.joint_loss import Rows, Tensor, Tensors
+from keras_tfm.distributed.loss_scale import scale_loss_of_half_precision
+from keras_tfm.distributed.row_of_zeros import (
+    add_row_of_zeros,
+    remove_row_of_zeros,
+    zero_gradients,
+)
 
 
 @trainer_internals.build_with
@@ -54,13 +60,8 @@ class DistributedModel(keras.Model):
                 )
             kwargs["jit_compile"] = False
         super().compile(*args, **kwargs)
-        scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
-        if kwargs.get("auto_scale_loss", True) and not scaled and self.optimizer is not None:
-            # Keras checks only the model's policy, not that of layers with their own `dtype`.
-            layers = [self, *keras_internals.sublayers(self)]
-            policies = {layer.dtype_policy.name for layer in layers}
-            if "mixed_float16" in policies:
-                self.optimizer = keras.optimizers.LossScaleOptimizer(self.optimizer)
+        if kwargs.get("auto_scale_loss", True):
+            scale_loss_of_half_precision(self)
         if self.distribute_strategy.num_replicas_in_sync > 1 and self.optimizer is not None:
             leave_sums_to_the_model(self.optimizer)
         self.gradient_accumulation_steps = gradient_accumulation_steps
@@ -136,17 +137,33 @@ class DistributedModel(keras.Model):
         captured = None if self._batch is None else self._batch.losses
         return super().losses if captured is None else captured
 
-    def weigh_loss(self, loss: Tensor) -> Tensor:
-        """An additional loss, a mean over rows, times this replica's rows over their mean."""
+    def weigh_mean(self, value: Tensor) -> Tensor:
+        """A mean over rows times the share of this replica: its rows over the replicas' mean.
+
+        The mean of the results of all replicas is that over all rows. No rows count as 0, even if
+        their mean is NaN.
+        """
         share = None if self._batch is None else self._batch.replica_share
-        return loss if share is None else tf.math.multiply_no_nan(loss, tf.cast(share, loss.dtype))
+        return (
+            value if share is None else tf.math.multiply_no_nan(value, tf.cast(share, value.dtype))
+        )
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The compiled and additional losses, for a `compute_loss` of a subclass to add its own.
+
+        What that adds is a mean over the rows of a replica, and `_loss` multiplies the whole by the
+        replica's share of the rows. `GlobalLoss` and `weigh_mean` have done so already.
+        """
+        loss = super().compute_loss(*args, **kwargs)
+        share = None if self._batch is None else self._batch.replica_share
+        return loss if share is None else tf.math.divide_no_nan(loss, tf.cast(share, loss.dtype))
 
     def _loss(self, batch: Rows, y_pred: Tensors, training: bool) -> Tensor:
-        """The loss of this replica's batch or part; 0 of no rows, whose mean is NaN."""
+        """The loss of this replica's batch or part."""
         x, y, sample_weight = batch
-        loss = trainer_internals.compute_loss(self, x, y, y_pred, sample_weight, training=training)
-        share = self._batch.replica_share
-        return loss if share is None else tf.where(share > 0, loss, 0)
+        return self.weigh_mean(
+            trainer_internals.compute_loss(self, x, y, y_pred, sample_weight, training=training)
+        )
 
     def _begin(self, batch: Rows) -> Tensor:
         """Begins a step; returns the mean number of rows of a replica, float32."""
@@ -176,17 +193,12 @@ class DistributedModel(keras.Model):
         return y_pred
 
     def _predictions(self, x: Tensors, training: bool) -> Tensors:
-        """The outputs of the model, of which a replica without rows computes a row of zeros.
-
-        The last batch of an epoch can have fewer rows than there are replicas. With no rows,
-        TensorFlow's gradient of pooling ends the process, and convolutions return wrong shapes.
-        """
+        """The outputs of the model, of which a replica without rows computes a row of zeros."""
         options = {"training": training} if trainer_internals.takes_training(self) else {}
-        rows = _first(x).shape[0]
-        if rows is not None or self.distribute_strategy.num_replicas_in_sync == 1:
+        if self.distribute_strategy.num_replicas_in_sync == 1 or _first(x).shape[0] is not None:
             return self(x, **options)
         rows = tf.shape(_first(x))[0]
-        return _rows_or_none(self(_rows_or_zeros(x, rows), **options), rows)
+        return remove_row_of_zeros(self(add_row_of_zeros(x, rows), **options), rows)
 
     def predict_step(self, data: Tensors) -> Tensors:
         """The outputs for one batch."""
@@ -203,7 +215,7 @@ class DistributedModel(keras.Model):
             scaled = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, self.trainable_variables)
         if self._batch.replica_share is not None:
-            gradients = _gradients_or_zeros(gradients, self._batch.replica_share > 0)
+            gradients = zero_gradients(gradients, self._batch.replica_share)
         self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return loss, gradients
 
@@ -326,56 +338,6 @@ class DistributedModel(keras.Model):
 
 def _first(x: Tensors) -> Tensor:
     return next(t for t in tree.flatten(x) if t is not None)
-
-
-def _rows_or_zeros(x: Tensors, rows: Tensor) -> Tensors:
-    """Inputs (B, ...), or one row of zeros if B, which `rows` has, is 0."""
-
-    def of_one(t: Tensor) -> Tensor:
-        if not tf.is_tensor(t) or isinstance(t, tf.__internal__.CompositeTensor):
-            return t
-        shape = tf.concat([[1], tf.shape(t)[1:]], axis=0)
-        row = tf.cond(rows > 0, lambda: t, lambda: tf.zeros(shape, t.dtype))
-        row.set_shape(t.shape)
-        return row
-
-    return tree.map_structure(of_one, x)
-
-
-def _rows_or_none(y: Tensors, rows: Tensor) -> Tensors:
-    """Outputs (B, ...) with their masks, or no rows of them if `rows` is 0."""
-
-    def of_one(t: Tensor) -> Tensor:
-        if t is None or not t.shape.rank:
-            return t
-        # A slice without `cond` would copy the gradient.
-        result = tf.cond(rows > 0, lambda: t, lambda: t[:0])
-        result.set_shape([None, *t.shape[1:]])
-        return result
-
-    def with_mask(t: Tensor) -> Tensor:
-        result = of_one(t)
-        mask = None if t is None else keras_internals.get_mask(t)
-        if mask is not None:
-            keras_internals.set_mask(result, of_one(mask))
-        return result
-
-    return tree.map_structure(with_mask, y)
-
-
-def _gradients_or_zeros(gradients: list[Tensor], has_rows: Tensor) -> list[Tensor]:
-    """The gradients of a replica, which are 0 and not NaN if it has no rows."""
-    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    given = [v for v in values if v is not None]
-    kept = iter(tf.cond(has_rows, lambda: given, lambda: [tf.zeros_like(v) for v in given]))
-    return [
-        tf.IndexedSlices(next(kept), g.indices, g.dense_shape)
-        if isinstance(g, tf.IndexedSlices)
-        else None
-        if g is None
-        else next(kept)
-        for g in gradients
-    ]
 
 
 def _tensor_spec(spec: tf.TypeSpec) -> tf.TensorSpec:

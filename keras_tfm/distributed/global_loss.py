@@ -9,6 +9,7 @@ from keras import losses, ops
 
 from keras_tfm import keras_internals, trainer_internals
 from keras_tfm.distributed.joint_loss import Tensor, Tensors, joint_loss
+from keras_tfm.distributed.row_of_zeros import add_row_of_zeros
 
 CompileLoss: type[keras.losses.Loss] = trainer_internals.compile_loss_class()
 
@@ -118,9 +119,12 @@ class GlobalMean:
 
         Inside a part, its share of the mean divided by its share of the rows.
         """
-        value = self.loss(y_true, y_pred, sample_weight)
-        share = self.batch.share
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        given = (y_true, y_pred, sample_weight)
+        value = self.loss(
+            *(add_row_of_zeros(given, tf.shape(y_pred)[0]) if replicas > 1 else given)
+        )
+        share = self.batch.share
         if self.loss.reduction in ("sum", "none", None):
             return value if share is None else value / ops.cast(share, value.dtype)
         count = tf.cast(label_count(self.loss, y_true, y_pred, sample_weight), value.dtype)
@@ -128,7 +132,8 @@ class GlobalMean:
             self.batch.totals[self] = over_replicas(count)
             if replicas == 1:
                 return value
-        mean = value * tf.math.divide_no_nan(count * replicas, self.batch.totals[self])
+        weight = tf.math.divide_no_nan(count * replicas, self.batch.totals[self])
+        mean = tf.math.multiply_no_nan(value, weight)  # that of no rows may be NaN
         return mean if share is None else mean / ops.cast(share, value.dtype)
 
 
@@ -150,14 +155,18 @@ def label_count(
     ignore_class = getattr(loss, "ignore_class", None)
     if ignore_class is not None:
         valid = ops.not_equal(ops.cast(y_true, "int32"), ignore_class)
-        mask = valid if mask is None else ops.logical_and(mask, valid)
+        if mask is not None:  # labels may have a trailing axis of 1
+            valid = ops.logical_and(mask, ops.reshape(valid, ops.shape(mask)))
+        mask = valid
     weighs = loss.reduction == "mean_with_sample_weight" and sample_weight is not None
     if mask is None:
         return ops.sum(sample_weight) if weighs else ops.shape(y_pred)[0]
     mask = ops.cast(mask, "float32")
     if weighs:
         weight = ops.cast(ops.convert_to_tensor(sample_weight), "float32")
-        if len(weight.shape) != len(mask.shape):
+        if len(weight.shape) > len(mask.shape):  # a trailing axis of 1, as in Keras
+            mask = ops.reshape(mask, ops.shape(weight))
+        elif len(weight.shape) < len(mask.shape):
             weight = ops.reshape(weight, (-1,) + (1,) * (len(mask.shape) - 1))
         mask = mask * weight
     return ops.sum(mask)

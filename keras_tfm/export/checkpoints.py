@@ -2,7 +2,8 @@
 
 Tasks, backbones and presets of KerasHub, and folders of transformers or sentence-transformers,
 become models of this library first. What the caller of an export leaves open is then theirs:
-tokenizer, chat template, start and end tokens, lengths, rules for pictures.
+tokenizer, chat template, start and end tokens, lengths, rules for pictures. A strategy without
+processors gets those of a folder's `generation_config.json`.
 
 Example, with a model that is none of these:
 
@@ -12,6 +13,7 @@ Example, with a model that is none of these:
 'x.tflite'
 """
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -24,9 +26,10 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import keras
 
 from keras_tfm.checkpoints.tokenizers.jinja_template import JinjaTemplate
-from keras_tfm.generation import Greedy, Sample, Strategy, processors
+from keras_tfm.generation import Drafted, Greedy, Sample, Strategy, processors
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub
+from keras_tfm.layers import LongRoPEScaling
 from keras_tfm.models.identity import identity_of
 from keras_tfm.models.quantization.state import quantization_of
 from keras_tfm.runtime.media.tile_processor import TileProcessor
@@ -194,8 +197,7 @@ def accept_checkpoints(
             size = getattr(given.get("images"), "size", None)
             checkpoint = load_checkpoint(model, image_size=size, lazy=None)
             taken = export_arguments(checkpoint, given, is_litertlm)
-            strategy = taken.strategy(given.get("strategy"))
-            given |= taken.arguments | ({} if strategy is None else {"strategy": strategy})
+            given |= taken.arguments
             known = {*names, *options.__annotations__}
             report: R = call(checkpoint.model, **{k: x for k, x in given.items() if k in known})
             report.notes += checkpoint.notes
@@ -216,10 +218,8 @@ class Taken:
     """What an export takes from a checkpoint.
 
     Attributes:
-        arguments: dict, arguments of the export by name.
-        processors: list of processors of the strategy.
-        sampling: `generation.Sample`, the strategy of "decode" or of a .litertlm file; None: there
-            is none.
+        arguments: dict, arguments of the export by name. The `strategy` is the caller's with the
+            folder's processors, or the folder's.
         said: list of what was taken or not, in order: an argument's name, its value and a remark,
             or "" and a sentence.
 
@@ -231,8 +231,6 @@ class Taken:
     """
 
     arguments: Arguments = field(default_factory=dict)
-    processors: Sequence[Any] = ()
-    sampling: Sample | None = None
     said: list[tuple[str, Any, str]] = field(default_factory=list)
 
     def take(self, name: str, value: object, remark: str = "") -> None:
@@ -243,12 +241,6 @@ class Taken:
     def say(self, text: str) -> None:
         """Adds a sentence."""
         self.said.append(("", text, ""))
-
-    def strategy(self, given: Any) -> Any:
-        """The strategy of the export: the caller's; None: the export's default."""
-        if given is None and self.processors:
-            return Greedy(self.processors)
-        return self.sampling if given is None else given
 
     def describe(self, options: Mapping[str, str] | None = None) -> str:
         """What was taken, in one line.
@@ -282,7 +274,7 @@ def export_arguments(
 
     Raises:
         ValueError: the preprocessor of KerasHub cannot be stored, or a tokenizer or a rule for
-            pictures of the folder.
+            pictures of the folder; max_length is more than LongRoPE's short factors are for.
     """
     given = {name: x for name, x in given.items() if x is not None}
     made = Taken()
@@ -296,7 +288,32 @@ def export_arguments(
     prompt = given.get("default_prompt", made.arguments.get("default_prompt"))
     if prompt and "prompt_length" not in {**given, **made.arguments} and not is_litertlm:
         made.arguments["prompt_length"] = len(prompt)
+    _check_length(checkpoint, {**made.arguments, **given})
     return made
+
+
+def _length_of_short_factors(model: keras.Model) -> int | None:
+    """The most tokens of a model with LongRoPE's short factors; None for others."""
+    own: Arguments = getattr(model, "arguments", None) or {}
+    scaling = own.get("rope_scaling")
+    if not isinstance(scaling, LongRoPEScaling) or own.get("long_texts"):
+        return None
+    return scaling.original_length
+
+
+def _check_length(checkpoint: Checkpoint, arguments: Arguments) -> None:
+    """Raises if texts are longer than LongRoPE's short factors are for, and says who has others."""
+    longest, length = _length_of_short_factors(checkpoint.model), arguments.get("max_length")
+    if longest is None or list(arguments.get("signatures") or []) == ["predict"]:
+        return
+    if isinstance(length, int) and length > longest:
+        load = "from_keras_hub(..., long_texts=True).model"
+        if checkpoint.folder is not None:
+            load = "load_huggingface(..., long_texts=True)"
+        raise ValueError(
+            f"max_length must be at most {longest} with LongRoPE's short factors, got {length}: "
+            f"checkpoints.{load} has the factors of longer texts"
+        )
 
 
 # What a preprocessor may tell, in the order in which it is said.
@@ -347,8 +364,7 @@ def _take_folder(
         if "end_id" not in given:
             _take_end(made, ids, model)
         _take_generation(made, ids, own, model, roles, given, is_litertlm)
-        if given.get("strategy") is None and not made.processors:
-            _take_strategy(made, folder, roles, is_litertlm)
+        _take_strategy(made, folder, model, roles, given.get("strategy"), is_litertlm)
     if is_litertlm and writes and "start_id" not in given:
         _take_start(made, ids)
     of_sources = _with_open_length(model, writes)
@@ -523,6 +539,7 @@ def _take_generation(
         images = own.get("num_images") or 1
         prompt = places[0].features + 4 * images + 2 * PROMPT
     longest = min(CONVERSATION if alone else TARGET + prompt, limit or CONVERSATION)
+    longest = min(longest, _length_of_short_factors(model) or longest)
     if "max_length" not in given:
         made.take("max_length", longest, f" (of {limit})" if limit and limit > longest else "")
     longest = given.get("max_length", longest)
@@ -531,7 +548,7 @@ def _take_generation(
     steps = {"prefill", "generate"} & set(roles)
     prompted = "prompt_length" in given or "default_prompt" in given
     if any(x.audio is not None for x in inputs.values()) and "generate" in steps:
-        _take_transcription(made, ids, model, given)
+        _take_transcription(made, ids, given)
     elif prompt and steps and not prompted:
         made.take("prompt_length", min(prompt, longest - 1))
     elif alone and steps and not prompted:
@@ -552,27 +569,23 @@ def _take_generation(
             made.take("start_id", start)
 
 
-def _take_transcription(
-    made: Taken, ids: Arguments, model: keras.Model, given: Mapping[str, Any]
-) -> None:
-    """Whisper's first tokens, and the processors with which transformers generates."""
-    if "default_prompt" not in given and "prompt_length" not in given:
-        start, languages = ids.get("decoder_start_token_id"), ids.get("lang_to_id")
-        tasks = ids.get("task_to_id") or {}
-        silent = [x for x in [ids.get("no_timestamps_token_id")] if x is not None]
-        if start is None:
-            return
-        forced = _forced_ids(ids)
-        if languages and not forced:
-            english = [start, next(iter(languages.values())), *list(tasks.values())[:1], *silent]
-            raise ValueError(
-                "the folder knows several languages: default_prompt must be the ids of the start, "
-                f"the language and the task, such as {','.join(map(str, english))}, of "
-                f"{json.dumps(languages)[:200]}"
-            )
-        first = [start, *forced]
-        made.take("default_prompt", first + [x for x in silent if x != first[-1]])
-    made.processors = processors.transcription(model)
+def _take_transcription(made: Taken, ids: Arguments, given: Mapping[str, Any]) -> None:
+    """Whisper's first tokens."""
+    start, languages = ids.get("decoder_start_token_id"), ids.get("lang_to_id")
+    if "default_prompt" in given or "prompt_length" in given or start is None:
+        return
+    tasks = ids.get("task_to_id") or {}
+    silent = [x for x in [ids.get("no_timestamps_token_id")] if x is not None]
+    forced = _forced_ids(ids)
+    if languages and not forced:
+        english = [start, next(iter(languages.values())), *list(tasks.values())[:1], *silent]
+        raise ValueError(
+            "the folder knows several languages: default_prompt must be the ids of the start, "
+            f"the language and the task, such as {','.join(map(str, english))}, of "
+            f"{json.dumps(languages)[:200]}"
+        )
+    first = [start, *forced]
+    made.take("default_prompt", first + [x for x in silent if x != first[-1]])
 
 
 def _forced_ids(ids: Arguments) -> list[int]:
@@ -586,40 +599,72 @@ def _forced_ids(ids: Arguments) -> list[int]:
     return forced if known else []
 
 
-def _take_strategy(made: Taken, folder: Path, roles: list[str], is_litertlm: bool) -> None:
+def _take_strategy(
+    made: Taken,
+    folder: Path,
+    model: keras.Model,
+    roles: list[str],
+    given: Strategy | None,
+    is_litertlm: bool,
+) -> None:
     """What a file has of the search or sampling in `generation_config.json`.
 
-    A loop has its processors, and "decode" or a .litertlm file its sampling.
+    A loop has its processors, also with another search of the caller's, as in `generate` of
+    transformers; "decode" or a .litertlm file has its sampling. A strategy of the caller's that has
+    processors is complete. The caller's `processors=[lambda logits, context: logits]` thus leaves
+    the folder's out.
     """
     from keras_tfm.checkpoints import generation_config
 
+    if given is not None and not isinstance(given, Strategy):  # the export says so
+        return
     config = generation_config.read_generation_config(folder)
-    if "default_prompt" in made.arguments:  # the prompt has the forced token
+    if len(made.arguments.get("default_prompt", ())) > 1:  # the prompt has the forced token
         config.fields.pop("forced_bos_token_id", None)
     try:
-        strategy = generation_config.strategy_of(config)
+        own: Strategy = generation_config.strategy_of(config)
     except ValueError as error:
         made.say(f"not its strategy: {error}")
-        return
-    left_out, search = list(strategy.processors), dataclasses.replace(strategy, processors=())
+        own = Greedy(processors.transcription(model))
+    rules, search = list(own.processors), _with_processors(own, ())
+    takes_search = given is None and _is_sampled(search, roles, is_litertlm)
+    chosen = given or (search if takes_search else Greedy())
+    allowed: Any = ()  # the kinds of processors that the file runs
     if "generate" in roles:
-        made.processors, left_out = left_out, []
-        if made.processors:
-            made.say(f"its processors {_names(made.processors)}")
-    elif isinstance(search, Sample) and _has_sampler(search, roles, is_litertlm):
-        kept = () if is_litertlm else processors.RepetitionPenalty
-        own = [x for x in left_out if isinstance(x, kept)]
-        left_out = [x for x in left_out if not isinstance(x, kept)]
-        made.sampling = dataclasses.replace(search, processors=own)
-        made.say(f"its {_label(search)}" + (f" with {_names(own)}" if own else ""))
+        allowed = object
+    elif _is_sampled(chosen, roles, is_litertlm) and not is_litertlm:
+        allowed = processors.RepetitionPenalty
+    kept = [x for x in rules if isinstance(x, allowed)]
+    left_out = [x for x in rules if not isinstance(x, allowed)]
+    if chosen.processors:
+        if rules:
+            made.say(f"not its processors {_names(rules)}, as strategy has processors")
+        return
+    if takes_search:
+        made.say(f"its {_label(search)}" + (f" with {_names(kept)}" if kept else ""))
+    elif kept:
+        made.say(f"its processors {_names(kept)}")
     if left_out:
         made.say(f"not its processors {_names(left_out)}")
-    if made.sampling is None and search != Greedy():
+    if given is None and not takes_search and search != Greedy():
         made.say(f"not its {_label(search)}")
+    if takes_search or kept:
+        made.arguments["strategy"] = _with_processors(chosen, kept)
 
 
-def _has_sampler(strategy: Sample, roles: list[str], is_litertlm: bool) -> bool:
-    """Whether the runtime of the file has a sampler that draws tokens like a strategy."""
+def _with_processors(strategy: Strategy, rules: Sequence[Any]) -> Strategy:
+    """The strategy with these processors instead of its own."""
+    if isinstance(strategy, Drafted):  # they are those of the strategy inside
+        return dataclasses.replace(strategy, strategy=_with_processors(strategy.strategy, rules))
+    changed = copy.copy(strategy)  # a class of the caller's need not be a dataclass
+    object.__setattr__(changed, "processors", tuple(rules))
+    return changed
+
+
+def _is_sampled(strategy: Strategy, roles: list[str], is_litertlm: bool) -> bool:
+    """Whether the runtime of the file draws tokens as a strategy does, instead of a loop."""
+    if not isinstance(strategy, Sample) or "generate" in roles:
+        return False
     known = strategy.min_p is None if is_litertlm else "decode" in roles
     return known and strategy.hypotheses == 1
 

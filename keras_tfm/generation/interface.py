@@ -130,7 +130,7 @@ class Interface:
         inputs: dict of `Input` by name, in the model's order.
 
     Raises:
-        TypeError: the model is not functional, or an input is no tensor.
+        TypeError: the model is not functional, or an input is no tensor or takes strings.
         ValueError: two embeddings of the same input mask different ids.
     """
 
@@ -192,6 +192,37 @@ class Interface:
                 unique, number = f"{name}_{number}", number + 1
             names.append(unique)
         return dict(zip(names, flat, strict=True))
+
+    def check_output_rows(self) -> None:
+        """Raises unless the first axis of each output is that of the rows, as far as it is known.
+
+        A file runs any number of rows, a batch at a time.
+
+        Raises:
+            ValueError: an output has another first axis, or none; the error names it.
+
+        Example:
+
+        >>> import keras
+        >>> from keras_tfm.generation.interface import interface_of
+        >>> x = keras.Input((2,))
+        >>> interface_of(keras.Model(x, keras.ops.sum(x), name="total")).check_output_rows()
+        Traceback (most recent call last):
+        ValueError: output 'output' of total has the shape (), whose first axis is not that of the \
+rows: return a result for each row, such as ops.sum(x, axis=-1), or, if all batches have the same \
+size, declare it with keras.Input(..., batch_size=...)
+        """
+        sizes = {None, *(x.spec.shape[0] for x in self.inputs.values())}
+        for name, output in self.name_outputs(self.model.output).items():
+            shapes = [tuple(x.shape) for x in keras.tree.flatten(output)]
+            wrong = [shape for shape in shapes if not shape or shape[0] not in sizes]
+            if wrong:
+                raise ValueError(
+                    f"output {name!r} of {self.model.name} has the shape {wrong[0]}, whose "
+                    "first axis is not that of the rows: return a result for each row, such as "
+                    "ops.sum(x, axis=-1), or, if all batches have the same size, declare it with "
+                    "keras.Input(..., batch_size=...)"
+                )
 
     # What is found by calling the model
 
@@ -444,6 +475,12 @@ def _specs(model: keras.Model) -> dict[str, keras.KerasTensor]:
             raise TypeError(
                 "expected a model whose inputs are one tensor, a list of them, or a dictionary, "
                 f"got {type(x).__name__} among them"
+            )
+        if x.dtype == "string":
+            raise TypeError(
+                f"input {producer(x).operation.name!r} of {model.name} takes strings, but exported "
+                "files and generation take numbers: leave layers such as StringLookup and "
+                "TextVectorization out of the model, and give it the ids that they return"
             )
     if isinstance(struct, dict):  # not flattened, which would sort it
         return dict(struct)

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_tfm.distributed.joint_loss import JointLoss, joint_loss
+from keras_tfm.distributed.loss_scale import scale_loss_of_half_precision
 from keras_tfm.keras_internals import (
     call_with_known_inputs,
     load_content,
@@ -47,9 +48,15 @@ else:
                     "gradients of as many batches"
                 )
             super().compile(*args, **kwargs)
+            if kwargs.get("auto_scale_loss", True):
+                scale_loss_of_half_precision(self)
             loss = compiled_loss(self)
             if loss is not None and joint_loss(loss) is not None:
                 set_compiled_loss(self, JointLoss(**loss_arguments(loss)._asdict()))
+
+        def weigh_mean(self, value: Tensor) -> Tensor:
+            """A mean over rows; other backends have one replica."""
+            return value
 
         def compile_from_config(self, config: Config) -> None:
             """Compiles with the arguments of a saved model; Keras's own refuses a subclass."""

@@ -191,6 +191,15 @@ class LoadedFile:
         batch = expected[first].shape[0]
         if rows == 0:
             raise ValueError("got no rows")
+        whole = [key for key, x in signature.outputs.items() if list(x.shape[:1]) != [batch]]
+        if isinstance(signature, Predict) and whole:
+            if rows != batch:
+                raise ValueError(
+                    f"{name} takes {batch} rows at once, got {rows}: its output {whole[0]!r} of "
+                    f"shape {tuple(signature.outputs[whole[0]].shape)} has no axis of rows"
+                )
+            with self.lock:
+                return self._call(name, arrays)
         results = []
         for start in range(0, rows, batch):
             chunk = {key: arrays[key][start : start + batch] for key in lengths}

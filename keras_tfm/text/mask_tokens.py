@@ -123,6 +123,7 @@ class MaskTokens:
                 f"got {type(batch).__name__}"
             )
         ids = np.asarray(batch[self.name] if isinstance(batch, dict) else batch)
+        self._check(ids)
         rng = np.random.default_rng([self.seed, step])
         chosen = self._choose(ids, rng)
         draw = rng.random(ids.shape)
@@ -142,6 +143,13 @@ class MaskTokens:
             labels, chosen = (np.take_along_axis(x, places, axis=1) for x in (labels, chosen))
             inputs["mask_positions"] = np.where(chosen, places, 0).astype("int32")
         return inputs, labels, chosen.astype("float32")
+
+    def _check(self, ids: np.ndarray) -> None:
+        if ids.dtype.kind not in "iu":
+            raise TypeError(f"{self.name} must be integers, got {ids.dtype}")
+        odd = ids[(ids < 0) | (ids >= self.vocabulary_size)]
+        if odd.size:
+            raise ValueError(f"{self.name} must be in 0..{self.vocabulary_size - 1}, got {odd[0]}")
 
     def _choose(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The positions to predict: (B, T), boolean."""

@@ -38,6 +38,7 @@ class Rows:
 
         Raises:
             TypeError: a row holds other values than integers.
+            ValueError: an integer does not fit into 32 bits.
         """
         if isinstance(rows, Rows):
             return rows
@@ -49,7 +50,14 @@ class Rows:
                     f"{array.shape} and {array.dtype}"
                 )
         starts = np.cumsum([0, *(len(array) for array in arrays)], dtype="int64")
-        values = np.concatenate([np.empty(0, "int32"), *arrays]).astype("int32")
+        for i, array in enumerate(arrays):
+            bounds = np.iinfo("int32")
+            if array.size and not (bounds.min <= array.min() and array.max() <= bounds.max):
+                raise ValueError(
+                    f"a row must hold integers of 32 bits, got row {i} with {array.min()} to "
+                    f"{array.max()}"
+                )
+        values = np.concatenate([np.empty(0, "int32"), *(x.astype("int32") for x in arrays)])
         return cls(values, starts)
 
     @classmethod

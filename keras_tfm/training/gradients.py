@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_tfm import keras_internals
 from keras_tfm.distributed.global_gradients import (
     innermost,
     leave_sums_to_the_model,
@@ -26,14 +27,16 @@ class GradientWatch:
     Attributes:
         norm: variable, the norm of the last step. Steps that a `LossScaleOptimizer` skips do not
             change it.
-        guard: bool, whether to replace all gradients by zeros if any of them is not finite. Such a
-            step then changes the weights only by momentum and weight decay.
+        guard: bool, whether a step with a gradient that is not finite changes nothing: neither
+            weights, nor the optimizer, nor what layers keep beside weights, such as moving means.
+            With several replicas, all gradients of such a step are zeros, and momentum and weight
+            decay still change the weights. Set it before the step is traced.
     """
 
     def __init__(self, model: keras.Model):
         self._optimizer = innermost(model.optimizer)
         self._model = model
-        self.guard = False
+        self._state: list[tuple[keras.Variable, keras.Variable]] = []
         with model.distribute_strategy.scope():
             self.norm = keras.Variable(
                 0.0, trainable=False, dtype="float32", aggregation="only_first_replica", name="norm"
@@ -44,6 +47,7 @@ class GradientWatch:
         if self._sums:
             leave_sums_to_the_model(self._optimizer)
         self._optimizer._gradient_watch = self
+        self._guard = False
         self.retrace()
 
     @classmethod
@@ -55,6 +59,27 @@ class GradientWatch:
             )
         return getattr(innermost(model.optimizer), "_gradient_watch", None) or cls(model)
 
+    @property
+    def guard(self) -> bool:
+        """See the class."""
+        return self._guard
+
+    @guard.setter
+    def guard(self, guard: bool) -> None:
+        self._guard, self._state = guard, []
+        if not guard:
+            return
+        layers = [self._model, *keras_internals.sublayers(self._model)]
+        kept = {
+            id(v): v for x in layers for v in keras_internals.own_state(x) if "float" in v.dtype
+        }
+        with self._model.distribute_strategy.scope():
+            for v in kept.values():
+                before = keras.Variable(
+                    v, trainable=False, dtype=v.dtype, aggregation=v.aggregation, name="before"
+                )
+                self._state.append((v, before))
+
     def apply(
         self, grads: list[Tensor], trainable_variables: list[keras.Variable] | None = None
     ) -> None:
@@ -65,9 +90,22 @@ class GradientWatch:
             norm = ops.sqrt(sum(squares))
             self.norm.assign(norm)
             if self.guard:
-                finite = ops.isfinite(norm)
-                grads = [None if g is None else _where(finite, g) for g in grads]
+                self._apply_if(ops.isfinite(norm), grads, trainable_variables)
+                return
         self._apply(grads, trainable_variables)
+
+    def _apply_if(
+        self, finite: Tensor, grads: list[Tensor], variables: list[keras.Variable] | None
+    ) -> None:
+        """One step if `finite`; otherwise none, and the layers' state from before."""
+        for variable, before in self._state:
+            variable.assign(ops.where(finite, variable, before))
+            before.assign(variable)
+        if self._model.distribute_strategy.num_replicas_in_sync > 1:
+            # The optimizer leaves the replicas' functions, which it cannot do in a branch.
+            self._apply([None if g is None else _where(finite, g) for g in grads], variables)
+        else:
+            ops.cond(finite, lambda: self._apply(grads, variables), lambda: None)
 
     def retrace(self) -> None:
         """Makes the model trace its training step again, with the changed optimizer."""

@@ -61,7 +61,8 @@ def layer_decay(
         raise ValueError(f"expected a model with transformer blocks, got {model.name} without any")
     groups: dict[int, list[keras.Variable]] = {}
     for variable in model.trainable_weights:
-        groups.setdefault(depths[id(variable)], []).append(variable)
+        # A weight of the model itself, such as DINO's prototypes, is behind the blocks.
+        groups.setdefault(depths.get(id(variable), blocks + 1), []).append(variable)
     factors = [(rate ** (blocks + 1 - depth), group) for depth, group in groups.items()]
     optimizer_internals.scale_updates(inner, factors)
     return optimizer

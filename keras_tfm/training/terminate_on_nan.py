@@ -21,8 +21,10 @@ class TerminateOnNaN(keras.callbacks.Callback):
 
     On the TensorFlow backend:
 
-    - the bad step does not change the weights: if any gradient is not finite, all gradients are
-      replaced by zeros, on all replicas. Callbacks that save models save the weights before it;
+    - a step with a gradient that is not finite changes neither weights nor optimizer, nor what
+      layers keep beside weights, such as the moving means of `BatchNormalization`. Callbacks that
+      save models save what was before it. With several replicas its gradients are zeros, and
+      momentum and weight decay still change the weights;
     - the batch is processed again, layer by layer: the error names the first of the inputs,
       labels, weights, layer outputs (innermost layers first) and gradients that is not finite.
 

@@ -10,6 +10,7 @@ import pytest
 
 from keras_tfm import layers, models
 from keras_tfm.checkpoints import from_keras_hub, to_keras_hub
+from keras_tfm.export.checkpoints import export_arguments, load_checkpoint
 from keras_tfm.models.without_storage import without_storage
 
 keras_hub = pytest.importorskip("keras_hub")
@@ -220,6 +221,9 @@ def test_a_model_there_and_back(name):
     if name == "gpt-neox-causal":  # its cached steps rotate every query as if it were the first
         (note,) = found.notes
         assert note.startswith("KerasHub's own generate leaves the most probable tokens of gpt_neo")
+    elif name == "phi3-causal":
+        (note,) = found.notes
+        assert note.startswith("it has LongRoPE's short factors, for texts of at most 64 tokens")
     else:
         assert found.notes == notes.get(name, [])
     assert all((x == y).all() for x, y in zip(before, theirs.get_weights(), strict=True))
@@ -233,6 +237,31 @@ def test_a_model_there_and_back(name):
     constant = ("inv_freq", "position_ids", "mask_token", "position_embeddings")
     constant = [x for x in theirs.weights if x.name in constant]
     assert sum(unchanged) == len(kept) + len(constant)
+
+
+@pytest.mark.parametrize("trained", [3, 8])
+def test_long_rope_has_the_factors_of_short_texts_or_of_long_ones(trained):
+    """KerasHub chooses them by the length of each text, a model has one kind."""
+    lengths = {"max_sequence_length": 20, "pretraining_sequence_length": trained}
+    theirs = add_noise(hub.Phi3CausalLM(decoder("Phi3", **{**PHI3_ROPE, **lengths})))
+    short, long = from_keras_hub(theirs), from_keras_hub(theirs, long_texts=True)
+    assert f"at most {trained} tokens: from_keras_hub(..., long_texts=True)" in short.notes[0]
+    assert long.notes == [
+        "it has LongRoPE's long factors for every text, and KerasHub only for texts of more than "
+        f"{trained} tokens"
+    ]
+    assert to_keras_hub(long.model, theirs) == to_keras_hub(short.model, theirs) == []
+    for model, length in ((short.model, trained), (long.model, trained + 1)):
+        tokens = rng.integers(1, 31, (2, length))
+        expected = theirs({"token_ids": tokens, "padding_mask": np.ones_like(tokens)})
+        # float32, two blocks, values up to 10.
+        np.testing.assert_allclose(model(tokens), expected, atol=1e-4)
+    with pytest.raises(ValueError, match="short factors, got 11"):
+        short.model(np.ones((1, 11), "int32"))
+    message = f"max_length must be at most {trained} .* got 9: .*from_keras_hub.*long_texts=True"
+    with pytest.raises(ValueError, match=message):
+        export_arguments(load_checkpoint(theirs), {"max_length": 9})
+    export_arguments(load_checkpoint(theirs), {"max_length": 9, "signatures": ["predict"]})
 
 
 def test_a_wrong_weight_names_the_block(monkeypatch):

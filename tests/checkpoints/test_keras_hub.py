@@ -5,8 +5,16 @@ import numpy as np
 import pytest
 from blocks import residual_of
 
-from keras_tfm import export, generation, layers
+from keras_tfm import export, generation, layers, runtime
 from keras_tfm.checkpoints import copy_keras_hub_weights, load_huggingface, save_huggingface
+from keras_tfm.checkpoints.keras_hub import decoders, encoder_decoders
+from keras_tfm.checkpoints.keras_hub.families import FAMILIES
+from keras_tfm.checkpoints.keras_hub.family import HubFamily
+from keras_tfm.generation.tokenizers.keras_hub import (
+    LANGUAGE_MODELS,
+    OTHER_BACKBONES,
+    refuse_keras_hub,
+)
 
 hub = pytest.importorskip("keras_hub").layers
 
@@ -225,6 +233,38 @@ def test_errors_about_a_task_name_the_page(use, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_way_is_named_for_what_it_takes():
+    """No error recommends `from_keras_hub` for a class that it refuses."""
+    assert {*LANGUAGE_MODELS, *OTHER_BACKBONES} == set(FAMILIES)
+    writers = [*vars(decoders).values(), *vars(encoder_decoders).values()]
+    assert set(LANGUAGE_MODELS) == {x.backbone for x in writers if isinstance(x, HubFamily)}
+    task = causal_lm()  # of Bloom
+    for model in (task, task.backbone, with_one_input(task)):
+        with pytest.raises(ValueError, match=r"no layers for a BloomBackbone, .* LlamaBackbone, "):
+            generation.generate(model, [[3, 4]], max_length=5)
+    names = pytest.importorskip("keras_hub").models
+    sizes = {"num_layers": 1, "num_heads": H, "hidden_dim": D, "intermediate_dim": F}
+    gpt = names.GPT2Backbone(vocabulary_size=11, max_sequence_length=7, **sizes)
+    own = type("OwnBackbone", (names.GPT2Backbone,), {})
+    for model, message in (
+        (names.GPT2CausalLM(gpt), "from_keras_hub makes a model of keras_tfm with the same"),
+        (type("OwnTask", (names.GPT2CausalLM,), {})(gpt), "with the weights of its backbone, see"),
+        (own(vocabulary_size=11, max_sequence_length=7, **sizes), "no layers for a OwnBackbone, "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            refuse_keras_hub(model)
+
+
+def test_a_task_that_cannot_be_converted_is_exported_for_predict(tmp_path):
+    task = causal_lm()
+    path = export.export_tflite(task, tmp_path / "x.tflite", ["predict"], source_length=5).path
+    inputs = {"token_ids": np.array([[3, 4, 9, 0, 0]]), "padding_mask": np.array([[1, 1, 1, 0, 0]])}
+    found = runtime.load(path).predict({k: x.astype("int32") for k, x in inputs.items()})
+    # float32, one block.
+    expected = keras.ops.convert_to_numpy(task(inputs))
+    np.testing.assert_allclose(found["output"][0, :3], expected[0, :3], atol=1e-5)
+
+
 def test_a_preset_of_keras_hub_is_not_a_folder_of_hugging_face(tmp_path):
     causal_lm().backbone.save_to_preset(str(tmp_path / "preset"))
     with pytest.raises(ValueError, match=f"is a preset of KerasHub: .*from_keras_hub.*{PAGE}"):
@@ -234,5 +274,7 @@ def test_a_preset_of_keras_hub_is_not_a_folder_of_hugging_face(tmp_path):
 def test_a_layer_of_keras_hub_is_named():
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     x = hub.TransformerDecoder(F, H)(hub.TokenAndPositionEmbedding(11, 7, D)(tokens))
-    with pytest.raises(ValueError, match=f"cannot be stepped.* of KerasHub.*{PAGE}"):
+    with pytest.raises(ValueError, match=f"cannot be stepped.* of KerasHub.*{PAGE}") as caught:
         generation.generate(keras.Model(tokens, keras.layers.Dense(11)(x)), [[3, 4]], 5)
+    assert "keras_tfm.layers has layers that can be stepped" in str(caught.value)
+    assert "from_keras_hub" not in str(caught.value)

@@ -99,6 +99,29 @@ def test_generated_tokens(beams, tmp_path):
     assert len({tuple(row) for row in actual[:, 3:]}) > 1  # the audio makes a difference
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_all_settings_of_generation_config_count(beams, tmp_path):
+    """Suppressed tokens, which the model has as arguments, too, and every other rule."""
+    theirs, ours = made(
+        "WhisperForConditionalGeneration", {**SMALL, "init_std": 1.0}, tmp_path, shrunk=0.3
+    )
+    config = {
+        "max_length": 12, "num_beams": beams, "eos_token_id": END, "pad_token_id": END,
+        "decoder_start_token_id": START, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2,
+        "suppress_tokens": [3, 4], "begin_suppress_tokens": [END, 5], "min_new_tokens": 3,
+    }  # fmt: skip
+    theirs.generation_config = transformers.GenerationConfig(**config)
+    theirs.generation_config.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = transformers.GenerationMixin.generate(
+            theirs, features_of(theirs), decoder_input_ids=torch.full((2, 1), START)
+        ).numpy()
+    arguments = checkpoints.load_generation_config(tmp_path)
+    assert len(arguments["strategy"].processors) == 5
+    tokens = generation.generate(ours, {"audio": AUDIO}, **arguments).tokens
+    np.testing.assert_array_equal(tokens[:, : expected.shape[1]], expected)
+
+
 def test_special_tokens_are_loaded_and_saved(tmp_path):
     ids = {"suppress_tokens": [3, 4], "begin_suppress_tokens": [5]}
     theirs, _ = made("WhisperForConditionalGeneration", {**SMALL, **ids}, tmp_path / "a")

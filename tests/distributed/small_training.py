@@ -47,6 +47,8 @@ def embedding(dropout=0.0, dtype=None, dim=8):
 
 
 def compiled(small, loss=None, optimizer=None, **options):
+    if callable(optimizer):
+        optimizer = optimizer(small)
     # SGD: Adam divides the rounding of small gradients by themselves.
     small.compile(
         optimizer or keras.optimizers.SGD(0.5),

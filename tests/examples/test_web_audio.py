@@ -89,6 +89,22 @@ def test_samples_are_those_of_python(tmp_path):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-7, err_msg=str(case))
 
 
+def test_files_from_pipes_have_samples_to_their_end(tmp_path):
+    content = wav(1, 1, 16000, 16, noise(16, 1, 300, 0) + b"\1")
+    cases, expected = [], []
+    for whole, size in ((2**32 - 1, 2**32 - 1), (0x7FFFF024, 0x7FFFF000), (0, 0), (637, 0)):
+        path = tmp_path / f"{whole}_{size}.wav"
+        sizes = struct.pack("<I", whole), struct.pack("<I", size)
+        path.write_bytes(content[:4] + sizes[0] + content[8:40] + sizes[1] + content[44:])
+        cases.append([str(path), 16000])
+        expected.append(read_wav(path)[0])
+    assert [len(x) for x in expected] == [300, 300, 300, 0] and len(content) == 645
+    found = in_node(cases)
+    assert found[-1] == "AudioError: The recording has no samples."
+    for samples, wanted in zip(found[:-1], expected[:-1], strict=True):
+        np.testing.assert_array_equal(np.float32(samples), wanted)
+
+
 def test_bad_recordings_are_refused_in_words(tmp_path):
     samples = np.zeros(32000, "<i2").tobytes()
     contents = {
@@ -98,7 +114,8 @@ def test_bad_recordings_are_refused_in_words(tmp_path):
         "rate": (wav(1, 1, 20_000_000, 16, samples), "it has 1 channels at 20000000 Hz"),
         "loud": (wav(3, 1, 16000, 32, np.full(9, 9e9, "<f4").tobytes()), "from -1 to 1"),
         "nan": (wav(3, 1, 16000, 32, np.full(9, np.nan, "<f4").tobytes()), "from -1 to 1"),
-        "cut": (wav(1, 1, 16000, 16, samples)[:40], "damaged: it has no samples|has no samples"),
+        "header": (wav(1, 1, 16000, 16, samples)[:40], "damaged: it has no samples"),
+        "cut": (wav(1, 1, 16000, 16, samples)[:-7], "damaged: 7 of its 64000 bytes of samples are"),
         "many": (wav(1, 1, 1, 16, samples), r"too long: it has 32000\.00 seconds"),
     }
     cases = []

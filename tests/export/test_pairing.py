@@ -63,6 +63,31 @@ def test_arguments_of_the_builder():
     assert other_arguments(dense(), file) == ""  # nothing is known of it
 
 
+def test_a_layer_whose_shape_is_another_when_it_is_called_is_named():
+    """In inference, Keras's `RandomCrop` resizes a batch that `compute_output_shape` crops."""
+    x = keras.Input((10, 12, 3), name="x")
+    model = keras.Model(x, layers.RandomCrop(6, 6, name="crop")(x), name="cropped")
+    message = (
+        r"^cropped cannot be compared: layer 'crop' returns the shape \(1, 10, 12, 3\), but when "
+        r"the model was built, Keras computed \(None, 6, 6, 3\)$"
+    )
+    with pytest.raises(ValueError, match=message):
+        export_tflite(model, new_path())
+
+
+def test_an_output_without_rows_is_named():
+    x = keras.Input((2, 3), name="x")
+    model = keras.Model(x, keras.ops.reshape(x, (-1, 3)), name="flat")
+    message = r"^flat cannot be compared: output 'output' has the shape \(2, 3\) for inputs of 1 r"
+    with pytest.raises(ValueError, match=message):
+        export_tflite(model, new_path())
+    total = keras.Model(x, keras.ops.sum(x), name="total")
+    message = r"^output 'output' of total has the shape \(\), whose first axis is not that of"
+    for checks in (True, False):
+        with pytest.raises(ValueError, match=message):
+            export_tflite(total, new_path(), verify=checks)
+
+
 @pytest.mark.parametrize(
     "output", [{"a": [0, 1]}, {"a": {"b": 0}, "c": 1}], ids=["list", "dictionary"]
 )

@@ -176,6 +176,52 @@ def test_rounding_in_float32_is_not_an_error_of_the_file(quantization):
             verify(model, report.path, rows, tolerance=1e-4)
 
 
+def network(*sizes, activation=None, seed=0):
+    """Dense layers: (inputs, hidden..., outputs)."""
+    keras.utils.set_random_seed(seed)
+    x = y = keras.Input(sizes[:1], name="x")
+    for size in sizes[1:-1]:
+        y = layers.Dense(size, activation="relu")(y)
+    return keras.Model(x, layers.Dense(sizes[-1], activation=activation)(y), name="network")
+
+
+REGRESSION, BINARY = (32, 64, 64, 1), (20, 32, 1)
+
+
+@pytest.mark.filterwarnings("ignore:the rounding of")
+@pytest.mark.parametrize(
+    ("sizes", "activation", "quantization", "seed"),
+    [
+        (REGRESSION, None, "int8", 44),
+        (BINARY, "sigmoid", "int4", 13),
+        (REGRESSION, None, "float16", 55),
+    ],
+    ids=["int8", "int4", "float16"],
+)
+def test_few_outputs_have_a_tolerance_that_is_no_chance(sizes, activation, quantization, seed):
+    """Of one random rounding on two numbers, five times the error was too little."""
+    model = network(*sizes, activation=activation, seed=seed)
+    (check,) = export_tflite(model, new_path(), quantization=quantization).verification.checks
+    assert check.rows == 64
+    assert check.relative_error < check.tolerance / 2
+
+
+@pytest.mark.filterwarnings("ignore:the rounding of")
+@pytest.mark.parametrize("weight", [0, 1])
+def test_one_wrong_weight_behind_few_outputs_is_noticed(weight):
+    model = network(*REGRESSION)
+    path = Path(export_tflite(model, new_path(), quantization="int8", verify=False).path)
+    manifest, file = manifests.read(path), flatbuffer.read(path.read_bytes())
+    file.metadata = []
+    rounded = [x.tensor.quantization for x in flatbuffer.weight_uses(file)]
+    settings = [x for x in rounded if x is not None and x.scale is not None][weight]
+    settings.scale = [1.03 * x for x in settings.scale]
+    changed = new_path()
+    changed.write_bytes(flatbuffer.write(file, manifest))
+    with pytest.raises(VerificationError, match="network: predict: "):
+        verify(model, changed)
+
+
 # What is noticed
 
 
@@ -463,9 +509,37 @@ def test_logits_over_a_large_vocabulary_do_not_fill_the_memory():
             "predict"
         )
 
+    assert calls(2) == 2
     assert calls(1000) == 6  # covers the vocabulary
     assert calls(49152) == 5 and 5 * 256 * 49152 < 1 << 26
     assert calls(1 << 20) == 2
+
+
+@pytest.mark.parametrize(
+    ("outputs", "weights", "batch", "expected"),
+    [
+        (1, 10_000, 1, 64),
+        (5, 10_000, 1, 13),
+        (5, 10_000, 8, 13),
+        (1, 5_000_000, 1, 10),
+        (1, 5_000_000, 2, 5),
+        (2, 90_000_000, 1, 4),
+        (1000, 90_000_000, 1, 2),
+    ],
+)
+def test_rows_of_few_outputs_are_more_as_far_as_the_model_is_small(
+    outputs, weights, batch, expected
+):
+    from types import SimpleNamespace
+
+    from keras_tfm.export.verification.rows import VerificationRows
+    from keras_tfm.runtime.manifest.manifest import Input, Predict, Tensor
+
+    x = Input(shape=[batch, 9], dtype="float32", kind="input", padded=False)
+    output = Tensor(shape=[1, outputs], dtype="float32")
+    signature = Predict(inputs={"x": x}, outputs={"output": output})
+    file = SimpleNamespace(signatures={"predict": signature})
+    assert VerificationRows(file, None, weights=weights).calls("predict") == expected
 
 
 def test_rows_of_one_of_several_models():

@@ -108,6 +108,39 @@ def test_only_functional_models(model):
         interface_of(model)
 
 
+def test_an_input_of_strings_is_named():
+    words = keras.Input((4,), dtype="string", name="words")
+    ids = layers.StringLookup(vocabulary=["a", "b"])(words)
+    model = keras.Model(words, layers.Embedding(7, 4)(ids), name="reader")
+    message = "^input 'words' of reader takes strings, but exported files and generation take "
+    with pytest.raises(TypeError, match=message + "numbers: .* the ids that they return$") as error:
+        interface_of(model)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("output", "shape"),
+    [
+        (lambda x: keras.ops.sum(x), r"\(\)"),
+        (lambda x: keras.ops.sum(x, axis=0, keepdims=True), r"\(1, 2\)"),
+        (lambda x: keras.ops.transpose(x), r"\(2, None\)"),
+    ],
+    ids=["number", "sum", "transposed"],
+)
+def test_an_output_without_rows_is_named(output, shape):
+    x = keras.Input((2,), name="x")
+    model = keras.Model(x, {"good": x * 2, "bad": output(x)}, name="sums")
+    with pytest.raises(ValueError, match=f"^output 'bad' of sums has the shape {shape}, whose"):
+        interface_of(model).check_output_rows()
+
+
+def test_outputs_of_a_fixed_batch_have_its_rows():
+    x = keras.Input((2,), batch_size=3, name="x")
+    interface_of(keras.Model(x, keras.ops.reshape(x, (3, 1, 2)))).check_output_rows()
+    with pytest.raises(ValueError, match=r"output 'output' of .* has the shape \(2, 3\)"):
+        interface_of(keras.Model(x, keras.ops.transpose(x))).check_output_rows()
+
+
 # Vocabularies. What they rest on, `_inbound_nodes`, is not public: these tests guard it.
 
 

@@ -339,6 +339,30 @@ class ChangingRule(MeanRule):
         return y, [state["sum"], state["count"]]
 
 
+def over_tokens(x):
+    attention = K.MultiHeadAttention(2, 3, attention_axes=(1,), name="over_tokens")
+    return attention(x, x, use_causal_mask=True)
+
+
+class Sometimes(keras.Layer):
+    """A convolution over several tokens, or over one, and a projection otherwise."""
+
+    def __init__(self, of_one=False, **options):
+        super().__init__(**options)
+        self.of_one = of_one
+        self.convolution, self.dense = K.Conv1D(D, 3, padding="causal"), K.Dense(D)
+
+    def build(self, shape):
+        self.convolution.build(shape)
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.convolution(x) if (x.shape[1] == 1) == self.of_one else self.dense(x)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
 def refused(mix, message):
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     x = mix(layers.TokenEmbedding(V, D)(tokens))
@@ -373,6 +397,21 @@ def refused(mix, message):
             lambda x: K.Attention(name="dots")([x, x], use_causal_mask=True),
             "layer 'dots' gives another result",
         ),
+        (
+            lambda x: K.Reshape((-1, D))(over_tokens(K.Reshape((-1, D // 2, 2))(x))),
+            "'over_tokens' cannot be stepped: .* needs inputs of 3 axes, .* got 4 axes",
+        ),
+        (
+            lambda x: K.Reshape((-1, D))(
+                K.TimeDistributed(
+                    layers.MultiHeadSelfAttention(1, causal=True, name="inner"), name="slots"
+                )(K.Reshape((-1, D // 2, 2))(x))
+            ),
+            "layer 'slots' does not call the layers inside it as in the step before, .* no entry "
+            "'001_inner'$",
+        ),
+        (Sometimes(name="often"), "layer 'often' (does not call|gives another result)"),
+        (Sometimes(True, name="seldom"), "layer 'seldom' (does not call|gives another result)"),
         (lambda x: ops.flip(ops.cumsum(x, axis=1), 1), "gives another result"),
         (
             lambda x: padded(K.MaxPooling1D(2, strides=1, padding="same", name="pool"), 1)(x)[

@@ -240,6 +240,52 @@ def test_a_layer_that_fails_on_one_token_is_named(mix, name):
     assert refusal(decoder(mix)) == name
 
 
+class Mean(layers.Layer):
+    """Adds a share of the mean of all tokens."""
+
+    def __init__(self, share, **options):
+        super().__init__(**options)
+        self.share = share
+
+    def call(self, x):
+        return x + self.share * ops.mean(x, axis=1, keepdims=True)
+
+
+class RunningMean(Mean):
+    """Adds a share of the mean of all tokens so far: causal, but without a cache."""
+
+    def call(self, x):
+        mean = ops.cumsum(x, axis=1) / ops.cumsum(ops.ones_like(x), axis=1)
+        return x + self.share * mean
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    ("layer", "share"), [(Mean, 0.1), (Mean, 0.02), (Mean, 0.005), (RunningMean, 0.02)]
+)
+def test_half_precision_hides_no_mixer(policy, layer, share):
+    """Its rounding is 0.004, that of all layers up to 0.05; later tokens change no causal output.
+
+    A running mean is told from rounding by its size alone: 0.02 is five times the rounding.
+    """
+    keras.config.set_dtype_policy(policy)
+    try:
+        assert refusal(decoder(layer(share, name="mixer"))) == "mixer"
+        check_stepping(decoder(lambda x: x))
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_an_operation_that_mixes_in_half_precision_is_refused():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        assert refusal(decoder(lambda x: x + 0.02 * ops.mean(x, axis=1, keepdims=True)))
+        # Its outputs have no axis of tokens second; those after it are equal.
+        check_stepping(decoder(lambda x: ops.transpose(ops.transpose(x, (1, 0, 2)), (1, 0, 2))))
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
 def test_pooling_over_the_target_is_named():
     def mix(x):
         pooled = layers.GlobalAveragePooling1D(keepdims=True, name="mixer")(x)

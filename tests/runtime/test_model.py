@@ -305,6 +305,18 @@ def test_features_must_be_numbers(mean):
         mean.predict({"x": [[["a", "b", "c"]] * 5], "keep": np.ones((1, 5), bool)})
 
 
+def test_an_output_without_rows_is_not_cut():
+    """Keras does not know its first axis, so that only a file without a verification has it."""
+    x = keras.Input((2, 3), name="x")
+    model = keras.Model(x, keras.ops.reshape(x, (-1, 3)), name="flat")
+    file = runtime.load(export_tflite(model, new_path(), verify=False).path)
+    rows = np.arange(12.0, dtype="float32").reshape(2, 2, 3)
+    np.testing.assert_array_equal(file.predict(rows[:1])["output"], rows[0])
+    message = r"predict takes 1 rows? at once, got 2: its output 'output' of shape \(2, 3\) has no"
+    with pytest.raises(ValueError, match=message):
+        file.predict(rows)
+
+
 def test_a_number_a_row():
     """An input of shape (B,): a style, a speaker."""
     kind = keras.Input((), dtype="int32", name="kind")

@@ -97,20 +97,47 @@ def test_what_is_no_recording(content, message):
         read_wav("missing.wav")
 
 
-def test_a_file_that_was_cut_off_has_its_first_samples():
-    samples, _ = read_wav(wav_of(SOUND)[:-1001])
-    assert_close(samples, SOUND[: len(samples)], 5e-5)
-    assert len(samples) == 8000 - 501
+def test_a_file_that_was_cut_off_tells_what_is_missing():
+    content = wav_of(SOUND)
+    assert read_wav(content)[0].shape == SOUND.shape
+    for missing in (1, 1001):
+        message = rf"is damaged: {missing} of its {2 * len(SOUND)} bytes of samples are missing"
+        with pytest.raises(ValueError, match=message):
+            read_wav(content[:-missing])
+
+
+def with_sizes(content, whole, size):
+    """A WAV file whose header has these sizes of the file and of its samples."""
+    place = content.index(b"data") + 4
+    head = content[:4] + struct.pack("<I", whole) + content[8:place]
+    return head + struct.pack("<I", size) + content[place + 4 :]
+
+
+@pytest.mark.parametrize(
+    ("whole", "size"),
+    [
+        (0xFFFFFFFF, 0xFFFFFFFF),  # ffmpeg
+        (0x7FFFF024, 0x7FFFF000),  # sox
+        (0x7FFFFFFF, 0x7FFFFFFF - 36),
+        (0x80000024, 0x80000000),  # arecord
+        (0, 0),
+        (36, 0),
+    ],
+)
+def test_a_file_from_a_pipe_has_samples_to_its_end(whole, size):
+    samples, _ = read_wav(with_sizes(wav_of(SOUND), whole, size))
+    assert_close(samples, SOUND, 5e-5)
+    odd, _ = read_wav(with_sizes(wav_of(SOUND)[:-1], whole, size))
+    np.testing.assert_array_equal(odd, samples[:-1])
 
 
 def test_sizes_in_the_header_are_not_believed():
-    """65,535 channels, of which the file has not one sample each; 4 GB of samples."""
+    """65,535 channels, of which the file has not one sample each; no samples, but other data."""
     samples, _ = read_wav(of_header(channels=65535))
     assert samples.shape == (0,)
-    content = wav_of(SOUND)
-    place = content.index(b"data") + 4
-    samples, _ = read_wav(content[:place] + b"\xff\xff\xff\xff" + content[place + 4 :])
-    assert_close(samples, SOUND, 5e-5)
+    content = wav_of(SOUND[:0]) + b"LIST\4\0\0\0info"
+    samples, _ = read_wav(with_sizes(content, len(content) - 8, 0))
+    assert samples.shape == (0,)
 
 
 def test_many_samples_are_converted_in_parts(monkeypatch):

@@ -153,3 +153,16 @@ def test_refused(arguments, message):
 def test_a_batch_with_labels_is_refused():
     with pytest.raises(ValueError, match="must be inputs without labels, got a tuple"):
         made()(({"ids": np.array([[5]])}, np.array([[5]])), 0)
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        ([[5, 70]], ValueError, r"ids must be in 0..49, got 70"),
+        ([[5, -1]], ValueError, r"ids must be in 0..49, got -1"),
+        ([[5.5, 7.0]], TypeError, "ids must be integers, got float64"),
+    ],
+)
+def test_ids_that_are_none(ids, error, message):
+    with pytest.raises(error, match=message):
+        MaskTokens(50, 4)({"ids": np.array(ids)}, step=0)

@@ -70,3 +70,8 @@ def test_a_row_that_is_not_there():
 def test_a_padded_array_of_another_rank():
     with pytest.raises(ValueError, match=r"\(R, T\), got \(3,\)"):
         Rows.of_padded(np.zeros(3, int))
+
+
+def test_integers_of_more_than_32_bits():
+    with pytest.raises(ValueError, match="integers of 32 bits, got row 1 with 3 to 2147483648"):
+        Rows.of([[1], [2**31, 3]])

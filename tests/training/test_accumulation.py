@@ -159,3 +159,31 @@ def test_batch_normalization_sees_parts_with_rows():
     model, weights, history = fit("BatchNormalization", 4)
     assert np.isfinite(weights).all() and np.isfinite(history["loss"]).all()
     assert np.isfinite(model.predict(IDS, verbose=0)).all()
+
+
+@pytest.mark.parametrize("weights", [None, "(B, T)", "(B, T, 1)"])
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight"])
+def test_losses_of_keras_with_labels_in_a_column(reduction, weights):
+    """Of a masked output, with a label to ignore; as many rows as tokens, which broadcast."""
+    rng = np.random.default_rng(0)
+    ids, labels = IDS[:5], rng.integers(0, 3, (5, 5, 1))
+    weights = weights and rng.random((5, 5) if weights == "(B, T)" else (5, 5, 1))
+    ends = []
+    for model_class, options in (
+        (keras.Model, {}),
+        (keras_tfm.Model, {}),
+        (keras_tfm.Model, {"gradient_accumulation_steps": 3}),
+    ):
+        keras.utils.set_random_seed(0)
+        x = keras.Input((None,), dtype="int32")
+        tokens = layers.TokenEmbedding(9, 8, mask_zero=True)(x)
+        model = model_class(x, keras.layers.Dense(3)(tokens))
+        loss = keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, ignore_class=0, reduction=reduction
+        )
+        model.compile(keras.optimizers.SGD(0.5), loss, run_eagerly=True, **options)
+        value = model.train_on_batch(ids, labels, sample_weight=weights)
+        ends.append([*model.get_weights(), value])
+    for others in ends[1:]:
+        for one, other in zip(ends[0], others, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

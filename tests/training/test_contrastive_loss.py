@@ -177,3 +177,15 @@ def test_weights_and_labels_are_one_number_for_each_row(loss):
         loss(None, outputs, np.ones((1, 2), "float32"))
     with pytest.raises(ValueError, match=r"y_true must have shape \(2,\) or \(2, 1\), got \(1,\)"):
         loss(np.ones(1, "int32"), outputs)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="its integers have 32 bits")
+@pytest.mark.parametrize("loss", [ContrastiveLoss, SigmoidLoss])
+def test_labels_of_64_bits_are_told_apart(loss):
+    """Such as hashes: 1 and 2**32 + 1."""
+    rng = np.random.default_rng(0)
+    names = ("image_embedding", "text_embedding")
+    outputs = {x: rng.normal(size=(4, 3)).astype("float32") for x in names}
+    outputs["scale"] = np.ones((4, 1), "float32")
+    labels = np.array([1, 2**32 + 1, 2, 2**32 + 2])
+    assert float(loss()(labels, outputs)) == float(loss()(np.arange(4), outputs))

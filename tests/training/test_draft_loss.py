@@ -51,3 +51,8 @@ def test_a_weight_per_row():
 def test_logits_of_other_axes():
     with pytest.raises(ValueError, match=r"needs the drafts \(B, T, n, V\).*got \(2, 6, 7\)"):
         DraftLoss()(LABELS, np.zeros((2, 6, 7), "float32"))
+
+
+def test_places_behind_the_end_need_a_label_to_ignore():
+    with pytest.raises(ValueError, match="ignore_class must be an integer"):
+        DraftLoss(ignore_class=None)

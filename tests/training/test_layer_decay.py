@@ -4,10 +4,9 @@ import keras
 import numpy as np
 import pytest
 from blocks import decoder_block, encoder_block
-from execution import tensorflow_only
 
 from keras_tfm import layers, models
-from keras_tfm.training import distribution, layer_decay
+from keras_tfm.training import layer_decay
 
 SMALL = {"dim": 12, "num_layers": 3, "num_heads": 3, "intermediate_dim": 16}
 
@@ -93,22 +92,6 @@ def test_the_steps_are_those_of_parameter_groups_in_pytorch():
         np.testing.assert_allclose(found, expected, atol=1e-6, err_msg=weight.path)
 
 
-@tensorflow_only
-def test_under_a_strategy():
-    """Two replicas end at the weights of one."""
-    pixels = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3)).astype("uint8")
-    ends = []
-    for kind in ("one", "mirrored"):
-        with distribution(kind).scope():
-            model = classifier()
-            optimizer = layer_decay(keras.optimizers.SGD(0.1, weight_decay=0.1), model, 0.5)
-            model.compile(optimizer, "sparse_categorical_crossentropy")
-        model.fit(pixels, np.arange(8) % 5, batch_size=4, epochs=2, verbose=0, shuffle=False)
-        ends.append(model.get_weights())
-    for one, two in zip(*ends, strict=True):
-        np.testing.assert_allclose(one, two, atol=1e-6)
-
-
 def test_bad_arguments():
     model, optimizer = classifier(), keras.optimizers.SGD(0.1)
     with pytest.raises(ValueError, match=r"rate must be at most 1, got 2"):
@@ -123,3 +106,26 @@ def test_bad_arguments():
     layer_decay(optimizer, model)
     with pytest.raises(ValueError, match="called for this optimizer before"):
         layer_decay(optimizer, model)
+
+
+def test_a_weight_made_later_is_named():
+    model = classifier()
+    optimizer = layer_decay(keras.optimizers.SGD(0.1, weight_decay=0.1), model)
+    later = keras.Variable([1.0], name="later")
+    optimizer.build([later])
+    with pytest.raises(ValueError, match="no learning rate for later, which was made or became"):
+        optimizer.apply([keras.ops.ones((1,))])
+
+
+def test_weights_of_the_model_itself_are_behind_the_blocks():
+    class Scaled(keras.Model):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.scale = self.add_weight(name="scale", shape=(1,), initializer="ones")
+
+    inner = classifier()
+    model = Scaled(inputs=inner.inputs, outputs=inner.outputs)
+    optimizer = layer_decay(keras.optimizers.SGD(0.5), model, 0.5)
+    weights = model.trainable_weights
+    optimizer.apply([keras.ops.ones(w.shape) for w in weights], weights)
+    assert keras.ops.convert_to_numpy(model.scale).tolist() == [0.5]

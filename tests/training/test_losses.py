@@ -290,3 +290,15 @@ def test_probabilities_of_regions_have_the_shape_of_logits():
     loss = RegionKLDivergence()
     with pytest.raises(ValueError, match=r"must have the same shape \(B, N, K\), got"):
         loss(np.ones((2, 1, 4), "float32"), np.zeros((2, 3, 4), "float32"))
+
+
+def test_the_divergence_of_regions_counts_what_the_mask_shows():
+    rng = np.random.default_rng(0)
+    y_true = np.full((2, 3, 4), 0.25, "float32")
+    y_pred = keras.ops.convert_to_tensor(rng.normal(size=(2, 3, 4)).astype("float32"))
+    set_mask(y_pred, keras.ops.convert_to_tensor([[True, True, False], [True, False, False]]))
+    weights = np.array([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]], "float32")
+    for reduction, expected in (("mean_with_sample_weight", 11), ("sum_over_batch_size", 3)):
+        loss = RegionKLDivergence(reduction=reduction)
+        assert float(loss.count(y_true, y_pred, weights)) == expected
+    assert float(RegionKLDivergence().count(y_true, y_pred)) == 3

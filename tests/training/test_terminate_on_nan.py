@@ -230,3 +230,20 @@ def test_generators_and_epochs_of_so_many_steps():
     message = r"step 3 \(epoch 2, batch 1\): input numbers"
     with pytest.raises(FloatingPointError, match=message):
         fit(model, batches(), None, TerminateOnNaN(), steps_per_epoch=2, epochs=2, batch_size=None)
+
+
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_nothing_changes_in_the_bad_step(jit_compile):
+    """Neither by momentum and weight decay, nor in the moving statistics, nor in the optimizer."""
+    x = keras.Input((3, 4), name="numbers")
+    y = keras.layers.BatchNormalization()(keras.layers.Dense(6)(x))
+    model = keras.Model(x, keras.layers.Dense(1)(y))
+    model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.1), "mse", jit_compile=jit_compile)
+    x, y = rows()
+    fit(model, x, y, TerminateOnNaN())
+    before = [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
+    x[:2, 1, 2] = np.inf
+    fit(model, x, y, TerminateOnNaN(raise_error=False))
+    for old, v in zip(before, (*model.variables, *model.optimizer.variables), strict=True):
+        if "loss" not in v.path:
+            np.testing.assert_array_equal(np.array(v), old, err_msg=v.path)

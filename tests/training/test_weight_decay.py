@@ -1,5 +1,6 @@
 import re
 
+import families
 import keras
 import numpy as np
 import pytest
@@ -42,6 +43,16 @@ TABLES = [
 ]
 
 
+@pytest.mark.parametrize("name", ["olmo2", "deberta-v2", "detr", "vit", "siglip", "lxmert"])
+def test_only_kernels_of_families_shrink(name):
+    """Also not the norms of all heads, DeBERTa's distances, DETR's queries, tokens and probes."""
+    model = families.small_model(name)
+    optimizer = exclude_from_weight_decay(keras.optimizers.AdamW(weight_decay=0.1), model)
+    shrink = [w.path for w in model.trainable_weights if optimizer._use_weight_decay(w)]
+    assert shrink
+    assert [path for path in shrink if not path.endswith("kernel")] == []
+
+
 @pytest.mark.parametrize("embeddings", [True, False])
 def test_only_kernels_shrink(embeddings):
     """Gradients of 0 and a decay of 1/2 at a rate of 1/4: by 1/8 a step, or not at all."""
@@ -51,7 +62,7 @@ def test_only_kernels_shrink(embeddings):
     optimizer = keras.optimizers.AdamW(0.25, weight_decay=0.5)
     assert exclude_from_weight_decay(optimizer, model, embeddings) is optimizer
     weights = model.trainable_weights
-    optimizer.apply([keras.ops.zeros_like(w) for w in weights], weights)
+    optimizer.apply([keras.ops.zeros(w.shape) for w in weights], weights)
     values = {re.sub(r"_\d+/", "/", w.path): keras.ops.convert_to_numpy(w) for w in weights}
     shrunk = {path for path, x in values.items() if not np.all(x == 1.0)}
     assert shrunk == {*KERNELS, *(() if embeddings else TABLES)}

@@ -35,7 +35,7 @@ def check_equal(model: Model, source: Source) -> list[str]:
     """
     inputs = RandomInputs(model, source)
     tolerance = _tolerance(model)
-    with full_precision():
+    with full_precision(), source.family.comparable(model, source.backbone):
         for name, ours, theirs in _outputs(model, source, inputs):
             if ours.shape != theirs.shape:
                 raise ValueError(

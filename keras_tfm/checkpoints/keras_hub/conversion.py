@@ -64,7 +64,8 @@ def from_keras_hub(
         verify: bool, compare the two on random inputs with padding: features and outputs within
             1e-5 of the largest value, and the greedy tokens of a language model.
         **options: arguments of the builder that override those of the backbone, such as
-            `dropout=0.0`, or `segments=False` for a BERT of single texts.
+            `dropout=0.0`, `segments=False` for a BERT of single texts, or `long_texts=True` for a
+            Phi-3 with LongRoPE, whose factors KerasHub chooses by the length of each text.
 
     Returns:
         A `KerasHubImport`: the model, its preprocessing, and notes.
@@ -101,8 +102,8 @@ def from_keras_hub(
     for entry in sorted(entries, key=lambda entry: -math.prod(entry.weight.shape)):
         initialize(entry.weight, entry.load(variables.value(name) for name in entry.tensors))
     allocate(made)  # seeds of dropout
-    notes = [*variables.notes]
-    if not source.is_float32 and not notes:
+    notes = [*variables.notes, *source.family.notes(made)]
+    if not source.is_float32 and not variables.notes:
         notes.append(f"it computes in float32, not in {source.backbone.dtype_policy.name}")
     pools = source.kind is None and "pooled" in source.family.outputs
     if pools and not isinstance(made.output, dict):

@@ -1,6 +1,8 @@
 """Decoder-only language models of KerasHub."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +13,7 @@ from keras_tfm.checkpoints.keras_hub.rows import attention, block, dense, norm, 
 from keras_tfm.checkpoints.keras_hub.settings import Settings
 from keras_tfm.checkpoints.rows import Row
 from keras_tfm.checkpoints.transforms import ByHead, Joined, Reshaped
+from keras_tfm.keras_internals import sublayers
 from keras_tfm.layers import LinearScaling, Llama3Scaling, LongRoPEScaling, gelu_tanh
 
 
@@ -313,7 +316,56 @@ def _phi3_table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-PHI3 = HubFamily("Phi3Backbone", models.phi3, _phi3_arguments, _phi3_table)
+def _phi3_longest(model: models.Model) -> int:
+    """The number of tokens that the chosen factors of LongRoPE are for."""
+    given = model.arguments
+    limited = given["rope_scaling"] is not None and not given["long_texts"]
+    trained = given["rope_scaling"].original_length if limited else given["max_length"]
+    return int(min(trained, given["max_length"]))
+
+
+def _phi3_notes(model: models.Model) -> list[str]:
+    """Which factors of LongRoPE the model has, if it is for texts of either kind."""
+    given, scaling = model.arguments, model.arguments["rope_scaling"]
+    if scaling is None or given["max_length"] <= scaling.original_length:
+        return []
+    length = scaling.original_length
+    if given["long_texts"]:
+        return [
+            "it has LongRoPE's long factors for every text, and KerasHub only for texts of more "
+            f"than {length} tokens"
+        ]
+    return [
+        f"it has LongRoPE's short factors, for texts of at most {length} tokens: "
+        "from_keras_hub(..., long_texts=True) takes the long ones, as KerasHub does for longer "
+        "texts"
+    ]
+
+
+@contextmanager
+def _with_long_factors(model: models.Model, backbone: Any) -> Iterator[None]:
+    """The backbone with LongRoPE's long factors at every length, if the model has them."""
+    name = "pretraining_sequence_length"
+    layers = [x for x in sublayers(backbone) if hasattr(x, "inverese_freq_long_factor")]
+    before = [getattr(x, name) for x in layers]
+    for layer in layers if model.arguments["long_texts"] else ():
+        setattr(layer, name, 0)
+    try:
+        yield
+    finally:
+        for layer, length in zip(layers, before, strict=True):
+            setattr(layer, name, length)
+
+
+PHI3 = HubFamily(
+    "Phi3Backbone",
+    models.phi3,
+    _phi3_arguments,
+    _phi3_table,
+    longest=_phi3_longest,
+    comparable=_with_long_factors,
+    notes=_phi3_notes,
+)
 
 
 def _smollm3_arguments(settings: Settings) -> Arguments:

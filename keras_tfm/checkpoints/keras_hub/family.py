@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,10 @@ class HubFamily:
         adjust: function of the builder's model that sets what the builder has no argument for.
         ignored: patterns of the paths of KerasHub's weights that change nothing.
         logits: function of a backbone and its features that returns the logits of its task.
+        longest: function of a model that returns how many tokens it takes; None: any number.
+        comparable: function of a model and a backbone that returns a context manager, in which the
+            backbone computes what the model does if it chooses by the length of its input.
+        notes: function of a model that returns what differs from the backbone, in words.
     """
 
     backbone: str
@@ -47,6 +52,11 @@ class HubFamily:
     logits: Callable[[Any, Any], Any] = lambda backbone, x: backbone.token_embedding(
         x, reverse=True
     )
+    longest: Callable[[Model], int | None] = lambda model: model.arguments.get("max_length")
+    comparable: Callable[[Model, Any], AbstractContextManager[None]] = lambda model, backbone: (
+        nullcontext()
+    )
+    notes: Callable[[Model], list[str]] = lambda model: []
 
     def entries(self, model: Model) -> list[Entry]:
         """An entry for each weight of a model."""

@@ -28,6 +28,7 @@ class RandomInputs:
     def __init__(self, model: Model, source: Source, seed: int = 0):
         self._rng = np.random.default_rng(seed)
         self._given, self._family = model.arguments, source.family
+        self._longest = source.family.longest(model)
         self._names = [x.name for x in model.inputs]
         self._mask: np.ndarray | None = None
         self._positions: np.ndarray | None = None
@@ -61,7 +62,7 @@ class RandomInputs:
     @property
     def length(self) -> int:
         """The number of columns."""
-        return int(min(LENGTH, self._given.get("max_length") or LENGTH))
+        return int(min(LENGTH, self._longest or LENGTH))
 
     def real(self, x: Any) -> np.ndarray:
         """The values at the tokens that are not padding: (B, T, ...) -> (N, ...)."""

@@ -78,6 +78,7 @@ def _complete(request: Request, role: str, name: str, argument: Argument) -> Arg
 
 def predict(request: Request) -> list[Signature]:
     """One full pass."""
+    request.interface.check_output_rows()
     names, lengths = request.interface.names, dict[str, int | None]()
     is_open = request.static and request.max_length is not None and len(names) > 1
     if is_open and request.target not in request.own_lengths:

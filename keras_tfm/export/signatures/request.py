@@ -61,7 +61,9 @@ class GenerationArguments(TypedDict, total=False):
         target: str, name of the stepped input; default "target", or the only input.
         strategy: `Strategy`, how "generate" chooses tokens: `generation.Greedy()` (default),
             `Beam`, or a custom one that draws no random numbers; with its processors. With "decode"
-            alone, a `Sample` is how `runtime.Model.sampler` chooses tokens.
+            alone, a `Sample` is how `runtime.Model.sampler` chooses tokens. Of a folder of
+            transformers, a strategy without processors gets the folder's; one with its own is
+            complete.
 
     >>> from keras_tfm.export import GenerationArguments
     >>> generation: GenerationArguments = {"max_length": 5, "start_id": 1, "end_id": 2}

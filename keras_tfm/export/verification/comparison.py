@@ -19,7 +19,7 @@ from keras_tfm.export.verification.checks import (
     top_1_gaps,
 )
 from keras_tfm.export.verification.loop_logits import LoopLogits
-from keras_tfm.export.verification.rows import Inputs, VerificationRows
+from keras_tfm.export.verification.rows import PIECES, Inputs, VerificationRows
 from keras_tfm.generation.generator import Generator
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.step_rules.step_rule import find_rule
@@ -123,7 +123,8 @@ class Comparison:
         # Drafts do not change the tokens.
         self.strategy = strategy.strategy if isinstance(strategy, Drafted) else strategy
         numbers = {name: x.numbers for name, x in outputs.numbers.items()}
-        self.rows = VerificationRows(file, inputs, numbers, outputs.is_large)
+        weights = outputs.model.count_params()
+        self.rows = VerificationRows(file, inputs, numbers, outputs.is_large, weights)
         # By signature, the differences of each row, for inputs that do not depend on the file. For
         # "generate" these are the inputs of the first step.
         self.differences: dict[str, list[np.ndarray]] = {}
@@ -169,7 +170,7 @@ class Comparison:
         # Enough pieces to fill the states twice, and one that is not full.
         n = stream.inputs[source].shape[1]
         kept = max((max(stream.inputs[x].shape[1:]) for x in stream.states), default=1)
-        count = 4 + (stream.delay + 2 * min(kept, STEPS) * stream.stride) // n
+        count = PIECES + (stream.delay + 2 * min(kept, STEPS) * stream.stride) // n
         sources = self.rows.sources(name, count)
         for values in sources:
             reader, parts = FileStream(self.file), list[dict[str, np.ndarray]]()

@@ -19,7 +19,8 @@ from keras_tfm.runtime.inspection.random_inputs import (
     random_inputs,
 )
 from keras_tfm.runtime.loaded_file import LoadedFile
-from keras_tfm.runtime.manifest.manifest import Decode, Input, Stepped, Stream
+from keras_tfm.runtime.manifest.manifest import Decode, Input, Predict, Stepped, Stream
+from keras_tfm.runtime.manifest.manifest import Signature as FileSignature
 from keras_tfm.runtime.tasks.source_stream import UNKNOWN_END
 
 # Rows of a model's inputs, by name: arrays, or lists of rows of different lengths.
@@ -28,6 +29,15 @@ Inputs = dict[str, Any]
 # The minimum and maximum number of calls per signature with random inputs. Within these limits they
 # cover the vocabulary. A decoding loop takes as long as many calls of "predict".
 CALLS = {"predict": (2, 64), "generate": (2, 4), "decode": (2, 4), "stream": (2, 2)}
+# Of few outputs, such as one probability, the error of one rounding says little of another's, and
+# one row less still, whose outputs have the error of the same weights. The least number of outputs
+# in the calls of "predict" and "stream"; the other signatures have logits over a vocabulary.
+FEW_OUTPUTS = 64
+# The numbers of calls that these may cost: more of a small model, up to this many weights in all.
+_MORE_CALLS = (4, FEW_OUTPUTS)
+_MORE_WEIGHTS = 50_000_000
+# The minimum number of pieces of a source in a call of "stream".
+PIECES = 4
 # The maximum number of outputs in the calls of a signature, 0.3 GB, unless the minimum of calls has
 # more. A check has several copies: logits over a large vocabulary would fill the memory.
 OUTPUTS = 1 << 26
@@ -42,7 +52,9 @@ class VerificationRows:
         file: the loaded file.
         given: rows of the model's inputs by name, of any lengths; None: random rows.
         numbers: the distribution of inputs of numbers by name, where it is known.
-        is_large: bool, whether the model is so large that one call of each signature is enough.
+        is_large: bool, whether the model is so large that one call of each signature is enough, or
+            a few calls of one with few outputs.
+        weights: int, number of the model's weights.
     """
 
     def __init__(
@@ -51,8 +63,10 @@ class VerificationRows:
         given: Inputs | None,
         numbers: Mapping[str, Numbers] = MappingProxyType({}),
         is_large: bool = False,
+        weights: int = 0,
     ):
         self.file, self.given, self.numbers, self.is_large = file, given, numbers, is_large
+        self.weights = weights
 
     def arguments(self, name: str, number: int) -> dict[str, np.ndarray]:
         """The arguments of call `number` of a signature, for the model and the file.
@@ -94,8 +108,9 @@ class VerificationRows:
         batch = next(iter(signature.inputs.values())).shape[0]
         if rows:
             return -(-len(rows) // batch)
+        few = self._calls_of_few_outputs(signature)
         if self.is_large:
-            return 1
+            return few
         sizes = [
             -(-x.vocabulary_size // int(np.prod(x.shape)))
             for x in signature.inputs.values()
@@ -105,7 +120,21 @@ class VerificationRows:
         size = sum(int(np.prod(x.shape)) for x in signature.outputs.values())
         most = max(least, min(most, OUTPUTS // max(1, size)))
         # On average, padding replaces half of the ids in half of the calls.
-        return min(most, max([least, *(-(-4 * size // 3) for size in sizes)]))
+        return max(few, min(most, max([least, *(-(-4 * size // 3) for size in sizes)])))
+
+    def _calls_of_few_outputs(self, signature: FileSignature) -> int:
+        """The number of calls for enough outputs; 1 if a call has as many, or logits."""
+        if isinstance(signature, Predict):
+            names, pieces = list(signature.outputs), 1
+        elif isinstance(signature, Stream):
+            names, pieces = signature.results, PIECES
+        else:
+            return 1
+        size = pieces * sum(int(np.prod(signature.outputs[name].shape)) for name in names)
+        batch = next(iter(signature.inputs.values())).shape[0]
+        least, most = _MORE_CALLS
+        affordable = max(least, _MORE_WEIGHTS // max(1, self.weights * batch * pieces))
+        return max(1, min(-(-FEW_OUTPUTS // max(1, size)), affordable, most))
 
     def stepped_batches(self, decode: Decode) -> int:
         """The number of batches of tokens to decode step by step."""

@@ -67,7 +67,8 @@ class Unrounded:
 
     def sample_chunks(self, generator: np.random.Generator) -> Iterator[np.ndarray]:
         """`sample`, a few rows at a time."""
-        one = generator.uniform(-1.0, 1.0)
+        # A factor of the whole weight may be wrong by all of `spread`: not by less than half of it.
+        one = generator.choice([-1.0, 1.0]) * generator.uniform(0.5, 1.0)
         for rows, values, _ in self._blocks():
             spread = _part(self.spread, rows, values)
             # One number for a factor of the whole weight, otherwise one for each value.

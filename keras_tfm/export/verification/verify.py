@@ -27,7 +27,14 @@ from keras_tfm.export.verification.comparison import STEPS, Comparisons, ModelOu
 from keras_tfm.export.verification.float_file import FloatFile
 from keras_tfm.export.verification.in_float16 import Float16Check
 from keras_tfm.export.verification.on_gpu import GpuCheck
-from keras_tfm.export.verification.rows import GUESS, Inputs, check_given, inputs_of
+from keras_tfm.export.verification.rows import (
+    FEW_OUTPUTS,
+    GUESS,
+    Inputs,
+    VerificationRows,
+    check_given,
+    inputs_of,
+)
 from keras_tfm.export.verification.stored_weights import (
     ModelWeights,
     Unrounded,
@@ -36,7 +43,7 @@ from keras_tfm.export.verification.stored_weights import (
 )
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.strategies import Beam, Greedy, Strategy
-from keras_tfm.keras_internals import sublayers
+from keras_tfm.keras_internals import accepts_training, nodes_in_order, sublayers
 from keras_tfm.matmul_precision import full_precision
 from keras_tfm.models.identity import describe
 from keras_tfm.runtime import flatbuffer
@@ -68,6 +75,13 @@ STEP = {"float32": 0.0, "float16": 0.0, "int8": _STEP, "int4": _STEP, "int8_full
 _LARGEST = 1.0
 # The errors of two random roundings of the same weights differ by less than this factor.
 _CHANCE = 2.0
+# Up to this number of differences, several random roundings set the tolerance: outputs of the same
+# weights have much of their error in common.
+_FEW_DIFFERENCES = 4 * FEW_OUTPUTS
+# The number of random roundings whose mean square error sets the tolerance of few outputs; of a
+# large model, which takes minutes to run with other weights.
+_ROUNDINGS = 4
+_LARGE_ROUNDINGS = 2
 # The maximum number of threads that run a large file with other weights.
 _THREADS = 8
 
@@ -163,7 +177,8 @@ def verify(
 
     A file with rounded weights or int8 caches is run three times: as it is; with the model's
     unrounded weights and float32 activations and caches, where only float32 errors remain; and with
-    random rounding of the same step size, whose error sets the tolerance. The copies with other
+    random rounding of the same step size, whose error sets the tolerance. Of few outputs, such as
+    one probability a row, more rows are compared, and more random roundings. The copies with other
     weights, in float32, are written beside the file and removed.
 
     A model that was trained with rounding (`models.enable_quantization`) computes with the file's
@@ -324,16 +339,22 @@ def _scratch(file: LoadedFile) -> Path | None:
     return None
 
 
-def _run(found: Comparisons, of: dict[str, ModelOutputs], path: Path) -> _Run:
+def _run(
+    found: Comparisons,
+    of: dict[str, ModelOutputs],
+    path: Path,
+    names: Sequence[str] | None = None,
+) -> _Run:
     """Compares a file with other weights than those of `found` with the same models.
 
-    Large weights are read where the file is mapped: XNNPACK would copy them for each signature.
+    `names`: the signatures to run; None: all. Large weights are read where the file is mapped:
+    XNNPACK would copy them for each signature.
     """
     is_large = any(x.is_large for x in of.values())
     threads = min(_THREADS, os.cpu_count() or 1) if is_large else 1
     file = LoadedFile(path, threads, xnnpack=not is_large)
     comparisons = Comparisons(of, file, found.inputs, found.strategy, is_of_weights=True)
-    checks = [comparisons.of(name) for name in file.signatures]
+    checks = [comparisons.of(name) for name in names or file.signatures]
     file.close()
     return _Run(file.manifest, checks, comparisons.differences)
 
@@ -355,20 +376,30 @@ def _compare_rounding(found: Comparisons, checks: list[Check], tolerance: float 
     generator = np.random.default_rng(0)
     noisy = FloatFile(file.map_content(), generator) if has_int8_caches else graph
 
-    def run(of: dict[str, ModelOutputs], values: Mapping[int, Chunks], exact: bool) -> _Run:
+    def run(
+        of: dict[str, ModelOutputs],
+        values: Mapping[int, Chunks],
+        exact: bool,
+        names: Sequence[str] | None = None,
+    ) -> _Run:
         with temporary_folder(_scratch(file)) as folder:
             path, manifest = folder / "float.tflite", file.manifest
             if exact:
                 manifest = replace(manifest, quantization="float32")
             (graph if exact else noisy).save(path, manifest, values)
-            return _run(found, of, path)
+            return _run(found, of, path, names)
 
+    at_random = {buffer: partial(x.rounded_chunks, generator) for buffer, x in unrounded.items()}
     with _rounding_as_trained(found):
-        rounded = run(
-            found.outputs,
-            {buffer: partial(x.rounded_chunks, generator) for buffer, x in unrounded.items()},
-            exact=False,
-        )
+        rounded = run(found.outputs, at_random, exact=False)
+        is_large = any(x.is_large for x in found.outputs.values())
+        few = [
+            name
+            for name, rows in rounded.differences.items()
+            if sum(x.size for x in rows) <= _FEW_DIFFERENCES
+        ]
+        count = (_LARGE_ROUNDINGS if is_large else _ROUNDINGS) if few else 1
+        others = [run(found.outputs, at_random, False, few) for _ in range(count - 1)]
     with masks_of(quantization):
         # int8_full masks scores with another value, which changes the model's outputs.
         of = found.outputs
@@ -390,11 +421,16 @@ def _compare_rounding(found: Comparisons, checks: list[Check], tolerance: float 
                 buffer: partial(x.sample_chunks, generator) for buffer, x in unrounded.items()
             }
             sampled = run(of, samples, exact=True)
-    count = sum(any(x.bounds) for x in graph.stored.values())  # initial caches are zeros
+    products = sum(any(x.bounds) for x in graph.stored.values())  # initial caches are zeros
     for check, without, random in zip(checks, exact.checks, rounded.checks, strict=True):
         name = check.signature
         _, unknown = _distances(sampled.differences[name], exact.differences[name])
-        rounding, _ = _distances(rounded.differences[name], exact.differences[name])
+        roundings = [
+            _distances(x.differences[name], exact.differences[name])[0]
+            for x in (rounded, *others)
+            if name in x.differences
+        ]
+        rounding = root_mean_square(np.array(roundings))
         check.graph_error = without.worst_error
         check.graph_tolerance = EXACT + _CHANCE * unknown / without.scale
         noise = _ACTIVATIONS[quantization] * rounding / check.scale
@@ -402,7 +438,7 @@ def _compare_rounding(found: Comparisons, checks: list[Check], tolerance: float 
             # `rounding` is that of the first step, when caches are nearly empty.
             noise = max(noise, _CACHES * random.relative_error)
         # The errors of the activations of several products add up as squares.
-        check.tolerance = EXACT + max(noise, STEP[quantization] * count**0.5)
+        check.tolerance = EXACT + max(noise, STEP[quantization] * products**0.5)
         check.tolerance = min(check.tolerance, _LARGEST) if tolerance is None else tolerance
     if any(check.graph_error > check.graph_tolerance for check in checks):
         with temporary_folder(_scratch(file)) as folder:
@@ -501,8 +537,15 @@ def _strategy_of(file: LoadedFile) -> Strategy:
 
 
 def check_pair(model: keras.Model, file: LoadedFile) -> None:
-    """Raises a ValueError that lists the differences if `file` cannot be an export of `model`."""
+    """Raises a ValueError that lists the differences if `file` cannot be an export of `model`.
+
+    A model whose layers return other shapes than Keras computed when it was built, or whose outputs
+    are not one for each row, is not compared: the error says so.
+    """
     found = list(dict.fromkeys(_differences(model, file)))
+    reason = _other_shape(model, file) if found else _without_rows(file)
+    if reason is not None:
+        raise ValueError(f"{model.name} cannot be compared: {reason}")
     if found:
         raise ValueError(f"{file.path} is not an export of {model.name}: {'; '.join(found)}")
 
@@ -551,6 +594,46 @@ def _differences(model: keras.Model, file: LoadedFile) -> Iterator[str]:
             theirs = {key: tuple(x.shape) for key, x in signature.outputs.items()}
             if set(shapes) != set(theirs) or not all(_fits(shapes[k], theirs[k]) for k in shapes):
                 yield f"the model has the outputs {shapes}, the file {theirs}"
+
+
+def _other_shape(model: keras.Model, file: LoadedFile) -> str | None:
+    """The first layer whose outputs have another shape than when the model was built, in words."""
+    names = list(of_role(file.signatures, Predict))
+    specs = interface_of(model).inputs
+    if not names or set(file.signatures[names[0]].inputs) != set(specs):
+        return None
+    arrays = VerificationRows(file, None).arguments(names[0], 0)
+    values = {id(specs[name].spec): keras.ops.convert_to_tensor(x) for name, x in arrays.items()}
+    for node in nodes_in_order(model):
+        layer = node.operation
+        args, kwargs = node.arguments.fill_in(values)
+        if accepts_training(layer):
+            kwargs = {**kwargs, "training": False}
+        try:
+            outputs = keras.tree.flatten(layer(*args, **kwargs))
+        except Exception:  # the file is not of this model
+            return None
+        for expected, x in zip(node.output_tensors, outputs, strict=True):
+            if not _fits(expected.shape, x.shape):
+                return (
+                    f"layer {layer.name!r} returns the shape {tuple(x.shape)}, but when the model "
+                    f"was built, Keras computed {tuple(expected.shape)}"
+                )
+            values[id(expected)] = x
+    return None
+
+
+def _without_rows(file: LoadedFile) -> str | None:
+    """The first output whose first axis is not that of the rows, in words."""
+    for signature in of_role(file.signatures, Predict).values():
+        batch = next(iter(signature.inputs.values())).shape[0]
+        for name, x in signature.outputs.items():
+            if list(x.shape[:1]) != [batch]:
+                return (
+                    f"output {name!r} has the shape {tuple(x.shape)} for inputs of {batch} "
+                    f"row{'s' * (batch != 1)}, so its first axis is not that of the rows"
+                )
+    return None
 
 
 def _fits(shape: Sequence[int | None], exported: Sequence[int]) -> bool:

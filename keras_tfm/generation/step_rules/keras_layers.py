@@ -181,6 +181,8 @@ class _AttentionRule(StepRule):
         parts = attention_parts(layer)
         is_own = value is query and (key is None or key is query)
         is_plain = attention_mask is None and not return_attention_scores and use_causal_mask
+        if is_own and len(query.shape) > 3 and not isinstance(scope, SourceScope):
+            self._check_axes(layer, len(query.shape))
         if parts is None or not is_own or not is_plain:
             return type(layer).call(
                 layer,
@@ -214,6 +216,15 @@ class _AttentionRule(StepRule):
             y = stepped_attention(q, k, v, step.entry, step.visible)
         y = swap(y, 1, 2)
         return parts.output(y if gate is None else y * gate)
+
+    @staticmethod
+    def _check_axes(layer: keras.Layer, rank: int) -> None:
+        axes = layer.get_config().get("attention_axes") or range(1, rank - 1)
+        if any(axis % rank == 1 for axis in axes):
+            raise ValueError(
+                f"{type(layer).__name__} {layer.name!r} cannot be stepped: attention over the "
+                f"tokens needs inputs of 3 axes, (batch, tokens, features), got {rank} axes"
+            )
 
 
 class _SumRule(StepRule):

@@ -19,10 +19,18 @@ from keras_tfm.generation.tokenizers.keras_hub_word_pieces import word_piece_jso
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, excerpt, read
 
-WAY = (
-    "checkpoints.from_keras_hub makes a model of keras_tfm with the same weights, see "
-    "docs/from-kerashub.md"
-)
+# The backbones that `checkpoints.from_keras_hub` takes, which this package does not import:
+# language models and others, as `checkpoints.keras_hub.families` has them.
+LANGUAGE_MODELS = (
+    "LlamaBackbone", "Llama3Backbone", "MistralBackbone", "QwenBackbone", "Qwen3Backbone",
+    "GemmaBackbone", "Gemma3Backbone", "GPT2Backbone", "GPTNeoXBackbone", "Phi3Backbone",
+    "SmolLM3Backbone", "T5Backbone", "BartBackbone", "WhisperBackbone",
+)  # fmt: skip
+OTHER_BACKBONES = (
+    "BertBackbone", "RobertaBackbone", "XLMRobertaBackbone", "DistilBertBackbone",
+    "AlbertBackbone", "ElectraBackbone", "DebertaV3Backbone",
+    "ViTBackbone", "DeiTBackbone", "DINOV2Backbone", "ResNetBackbone", "CLIPBackbone",
+)  # fmt: skip
 
 
 def is_of_keras_hub(layer: keras.Layer) -> bool:
@@ -35,14 +43,37 @@ def refuse_keras_hub(model: keras.Model) -> None:
     if is_of_keras_hub(model):
         raise ValueError(
             f"{model.name!r} is a {type(model).__name__} of KerasHub: it can be exported for "
-            f"'predict', but not stepped a token at a time; {WAY}"
+            f"'predict', but not stepped a token at a time; {_alternative(model)}"
         )
 
 
 def keras_hub_hint(model: keras.Model) -> str:
     """The end of an error about a model with layers of KerasHub; "" for other models."""
     found = next((x for x in [model, *sublayers(model)] if is_of_keras_hub(x)), None)
-    return "" if found is None else f"; it has a {type(found).__name__} of KerasHub: {WAY}"
+    if found is None:
+        return ""
+    return f"; it has a {type(found).__name__} of KerasHub: {_alternative(found)}"
+
+
+def _alternative(layer: keras.Layer) -> str:
+    """What to use instead of a task, backbone or layer of KerasHub, in words."""
+    page = "see docs/from-kerashub.md"
+    if not isinstance(layer, keras.Model):
+        return f"keras_tfm.layers has layers that can be stepped, {page}"
+    backbone = getattr(layer, "backbone", layer)
+    name = type(backbone).__name__
+    if name not in LANGUAGE_MODELS + OTHER_BACKBONES or not _is_own_class(backbone):
+        return (
+            f"checkpoints.from_keras_hub has no layers for a {name}, and of language models only "
+            f"for {', '.join(LANGUAGE_MODELS)}, {page}"
+        )
+    what = "the same weights" if _is_own_class(layer) else "the weights of its backbone"
+    return f"checkpoints.from_keras_hub makes a model of keras_tfm with {what}, {page}"
+
+
+def _is_own_class(layer: keras.Layer) -> bool:
+    """Whether a class is KerasHub's, and not one that inherits from it."""
+    return type(layer).__module__.split(".")[0] == "keras_hub"
 
 
 # Texts that both must encode alike: scripts, composed and decomposed accents, digits, spaces, line

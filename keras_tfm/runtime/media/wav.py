@@ -25,10 +25,15 @@ _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _CROSSINGS, _CUTOFF = 32, 0.95
 # Numbers in an array of kernels, and in the samples they are multiplied with: 1 MB, for the caches.
 _BLOCK = 1 << 17
+# Of data sizes close to these, which programs write that do not know the size yet: sox to a pipe
+# 0x7FFFF000, arecord 0x80000000, ffmpeg 0xFFFFFFFF.
+_OPEN_SIZES, _NEAR = (1 << 31, 1 << 32), 1 << 16
 
 
 def read_wav(source: str | Path | bytes | bytearray) -> tuple[np.ndarray, int]:
     """The samples of a WAV file, the average of its channels, and the sample rate.
+
+    A file that was written to a pipe, whose header leaves the size open, has samples to its end.
 
     Args:
         source: path, or the bytes of a file: PCM with 8, 16, 24 or 32 bits, or floats with 32 or
@@ -39,7 +44,7 @@ def read_wav(source: str | Path | bytes | bytearray) -> tuple[np.ndarray, int]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is no WAV file, is damaged, or is compressed.
+        ValueError: the file is no WAV file, is damaged, for instance cut off, or is compressed.
     """
     is_bytes = isinstance(source, bytes | bytearray)
     content = memoryview(source if is_bytes else Path(source).read_bytes())  # type: ignore[arg-type]
@@ -56,9 +61,24 @@ def read_wav(source: str | Path | bytes | bytearray) -> tuple[np.ndarray, int]:
         if kind == b"fmt ":
             form = body
         elif kind == b"data":
+            if _is_open(size, content):
+                body = content[place + 8 :]
+            elif len(body) < size:
+                raise ValueError(
+                    f"{name} is damaged: {size - len(body)} of its {size} bytes of samples are "
+                    "missing"
+                )
             return _samples(name, form, body)
         place += 8 + size + size % 2
     raise ValueError(f"{name} is damaged: it has no samples")
+
+
+def _is_open(size: int, content: memoryview) -> bool:
+    """Whether the size of the samples was not known yet when the header was written."""
+    if size == 0:  # no samples, unless the size of the whole file is wrong, too
+        (whole,) = struct.unpack_from("<I", content, 4)
+        return bool(whole + 8 != len(content))
+    return any(limit - _NEAR <= size <= limit for limit in _OPEN_SIZES)
 
 
 def _samples(name: str, form: memoryview, body: memoryview) -> tuple[np.ndarray, int]:

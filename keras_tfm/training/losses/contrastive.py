@@ -104,7 +104,7 @@ class ContrastiveLoss(keras.losses.Loss):
         if y_true is None:
             targets = ops.one_hot(ops.arange(rows) + before, ops.shape(all_images)[0])
         else:
-            own = row_values("y_true", y_true, rows, "int32")
+            own = row_values("y_true", y_true, rows)
             others, _ = gather_rows(own)
             same = ops.equal(ops.expand_dims(own, 1), ops.expand_dims(others, 0))
             targets = ops.cast(same, "float32")

@@ -217,7 +217,8 @@ class DINO(Model):
             return list(ops.split(_sinkhorn_knopp(y / temperature), 2))
         p = ops.softmax((y - self.center) / temperature, axis=-1)
         momentum = self.center_momentum
-        self.center.assign(momentum * self.center + (1 - momentum) * ops.mean(y, axis=0))
+        mean = self.weigh_mean(ops.mean(y, axis=0))  # `center` is a mean over the replicas
+        self.center.assign(momentum * self.center + (1 - momentum) * mean)
         return list(ops.split(p, 2))
 
     def _average_weights(self) -> None:

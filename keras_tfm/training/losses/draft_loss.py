@@ -30,8 +30,8 @@ class DraftLoss(LabelSmoothedCrossEntropy):
         sample_weight: (B,), (B, 1), (B, T) or (B, T, 1), weight of each label. Default: 1.
 
     Raises:
-        ValueError: `label_smoothing` is out of range; labels, logits or weights do not have these
-            shapes.
+        ValueError: `label_smoothing` is out of range; `ignore_class` is None; labels, logits or
+            weights do not have these shapes.
 
     Example:
 
@@ -51,6 +51,11 @@ class DraftLoss(LabelSmoothedCrossEntropy):
         name: str = "draft_loss",
         dtype: DType = None,
     ):
+        if ignore_class is None:
+            raise ValueError(
+                f"{name}: ignore_class must be an integer, the label of the places behind the end "
+                "that the heads predict, got None"
+            )
         super().__init__(label_smoothing, ignore_class, reduction, name, dtype)
 
     def __call__(

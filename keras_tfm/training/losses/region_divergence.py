@@ -62,7 +62,8 @@ class RegionKLDivergence(keras.losses.Loss):
     def count(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """The divisor of the mean: the sum of the weights."""
         given = sample_weight if self.reduction == "mean_with_sample_weight" else None
-        return ops.sum(_weights(y_pred, given))
+        weights, mask = _weights(y_pred, given), get_mask(y_pred)
+        return ops.sum(weights if mask is None else weights * ops.cast(mask, weights.dtype))
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """The loss of each region: (B, N)."""

@@ -87,7 +87,7 @@ class SigmoidLoss(ContrastiveLoss):
         if y_true is None:
             same = ops.one_hot(ops.arange(rows) + before, ops.shape(all_texts)[0])
         else:
-            own = row_values("y_true", y_true, rows, "int32")
+            own = row_values("y_true", y_true, rows)
             others, _ = gather_rows(own)
             same = ops.cast(
                 ops.equal(ops.expand_dims(own, 1), ops.expand_dims(others, 0)), "float32"

@@ -173,18 +173,23 @@ def fits(shape: Shape, wanted: Shape, ones: bool = False) -> bool:
     )
 
 
-def row_values(what: str, x: Tensor, rows: Size, dtype: str) -> Tensor:
+def row_values(what: str, x: Tensor, rows: Size, dtype: str | None = None) -> Tensor:
     """A number for each row, (B,) or (B, 1) -> (B,).
 
     Args:
         what: str, what it is, for errors.
         x: the numbers.
         rows: int or scalar tensor, B.
-        dtype: str, dtype of the result.
+        dtype: str, dtype of the result. None: that of integers, which are not narrowed; int32 of
+            other numbers.
 
     Raises:
         ValueError: `x` has another shape.
     """
+    x = ops.convert_to_tensor(x)
+    if dtype is None:
+        own = keras.backend.standardize_dtype(x.dtype)
+        dtype = own if "int" in own else "int32"
     x = ops.cast(x, dtype)
     first = rows if isinstance(rows, int) else None
     if not (fits(tuple(x.shape), (first,)) or fits(tuple(x.shape), (first, 1))):

@@ -11,6 +11,8 @@ const CROSSINGS = 32; // of the low-pass filter, at each side
 const CUTOFF = 0.95; // relative to the lower rate
 const LARGEST_RATE = 10_000_000; // recorders of ultrasound reach 1 MHz
 const LOUDEST = 8; // keras_tfm/runtime/checked_inputs.py
+const OPEN_SIZES = [2 ** 31, 2 ** 32]; // wav.py
+const NEAR = 1 << 16;
 const TABLE = 1 << 22; // weights of the filter that are kept
 
 /** A recording cannot be read; `message` says why. */
@@ -100,12 +102,24 @@ function readWav(bytes, name) {
   let form = null;
   for (let at = 12; at + 8 <= bytes.byteLength; ) {
     const size = view.getUint32(at + 4, true);
-    const part = new DataView(bytes, at + 8, Math.min(size, bytes.byteLength - at - 8));
+    const rest = bytes.byteLength - at - 8;
+    const part = new DataView(bytes, at + 8, Math.min(size, rest));
     if (tag(view, at) === "fmt ") form = part;
-    else if (tag(view, at) === "data") return samplesIn(part, form, name);
+    else if (tag(view, at) === "data") {
+      if (isOpen(size, view)) return samplesIn(new DataView(bytes, at + 8), form, name);
+      if (rest >= size) return samplesIn(part, form, name);
+      const missing = `${size - rest} of its ${size} bytes of samples are missing`;
+      throw new AudioError(`${name} is damaged: ${missing}.`);
+    }
     at += 8 + size + (size % 2);
   }
   throw new AudioError(`${name} is damaged: it has no samples.`);
+}
+
+/** Whether the size of the samples was not known yet when the header was written. */
+function isOpen(size, view) {
+  if (size === 0) return view.getUint32(4, true) + 8 !== view.byteLength;
+  return OPEN_SIZES.some((limit) => limit - NEAR <= size && size <= limit);
 }
 
 function samplesIn(body, form, name) {
