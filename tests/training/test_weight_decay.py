@@ -58,7 +58,7 @@ def test_only_kernels_shrink(embeddings):
     """Gradients of 0 and a decay of 1/2 at a rate of 1/4: by 1/8 a step, or not at all."""
     model = model_of_everything()
     for weight in model.weights:
-        weight.assign(keras.ops.ones_like(weight))
+        weight.assign(keras.ops.ones(weight.shape))
     optimizer = keras.optimizers.AdamW(0.25, weight_decay=0.5)
     assert exclude_from_weight_decay(optimizer, model, embeddings) is optimizer
     weights = model.trainable_weights
