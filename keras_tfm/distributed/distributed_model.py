@@ -215,7 +215,7 @@ class DistributedModel(keras.Model):
             scaled = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, self.trainable_variables)
         if self._batch.replica_share is not None:
-            gradients = zero_gradients(gradients, self._batch.replica_share)
+            gradients = zero_gradients(gradients, tf.shape(_first(x))[0])
         self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return loss, gradients
 

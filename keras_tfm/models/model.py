@@ -60,6 +60,14 @@ else:
 
         def compile_from_config(self, config: Config) -> None:
             """Compiles with the arguments of a saved model; Keras's own refuses a subclass."""
+            steps = config.get("gradient_accumulation_steps", 1)
+            if steps != 1:
+                raise ValueError(
+                    f"the model was compiled with gradient_accumulation_steps={steps}, which needs "
+                    f"Keras's TensorFlow backend, got {keras.backend.backend()}: load it with "
+                    "compile=False, and compile it with an optimizer that has "
+                    f"gradient_accumulation_steps={steps}, which accumulates as many batches"
+                )
             self.compile(**keras.saving.deserialize_keras_object(config))
             if self.built and self.optimizer is not None:
                 self.optimizer.build(self.trainable_variables)

@@ -159,6 +159,13 @@ def test_accumulation_inside_a_batch_needs_tensorflow():
         composed(keras_tfm.Model).compile("sgd", "mse", gradient_accumulation_steps=2)
 
 
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="has it")
+def test_a_model_saved_with_accumulation_says_how_to_load_it():
+    model = composed(keras_tfm.Model)
+    with pytest.raises(ValueError, match="load it with compile=False"):
+        model.compile_from_config({"gradient_accumulation_steps": 2})
+
+
 @pytest.mark.parametrize("change", ["with_dtype", "resize_vocabulary", "dequantize"])
 def test_a_changed_copy_shares_no_array(change):
     """On JAX, a model gives its arrays away when it predicts."""
