@@ -30,7 +30,8 @@ class DistributedModel(keras.Model):
 
     It replaces two parts of Keras's trainer that fail under a strategy: building a model from a
     distributed batch (`build_before`) and the rank of the logs (`_logs`). `tests/distributed` has
-    a test that fails when Keras fixes them, so that they can be removed.
+    a test that fails when Keras fixes them, so that they can be removed. A replica without rows
+    computes a row of zeros (`_predictions`), since layers of Keras fail on no rows.
     """
 
     optimizer: keras.Optimizer

@@ -17,8 +17,8 @@ def add_row_of_zeros(x: Tensors, rows: Tensor) -> Tensors:
     """(B, ...), with masks, unchanged; (1, ...), zeros, if the number of rows, B, is 0.
 
     Args:
-        x: tensors whose first axis is that of the batch, or None. Sparse and ragged tensors, and
-            tensors of a constant number of rows, are returned unchanged.
+        x: tensors whose first axis is the batch. None, sparse and ragged tensors, and tensors of a
+            constant number of rows are returned unchanged.
         rows: (), int32, B.
     """
 

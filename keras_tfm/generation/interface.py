@@ -199,7 +199,7 @@ class Interface:
         A file runs any number of rows, a batch at a time.
 
         Raises:
-            ValueError: an output has another first axis, or none; the error names it.
+            ValueError: an output is a scalar or has another first axis; the error names it.
 
         Example:
 

@@ -50,14 +50,15 @@ class Rows:
                     f"{array.shape} and {array.dtype}"
                 )
         starts = np.cumsum([0, *(len(array) for array in arrays)], dtype="int64")
-        for i, array in enumerate(arrays):
-            bounds = np.iinfo("int32")
-            if array.size and not (bounds.min <= array.min() and array.max() <= bounds.max):
-                raise ValueError(
-                    f"a row must hold integers of 32 bits, got row {i} with {array.min()} to "
-                    f"{array.max()}"
-                )
-        values = np.concatenate([np.empty(0, "int32"), *(x.astype("int32") for x in arrays)])
+        values = np.concatenate([np.empty(0, "int32"), *arrays])
+        bounds = np.iinfo("int32")
+        wrong = np.flatnonzero((values < bounds.min) | (values > bounds.max))
+        if wrong.size:
+            row = int(np.searchsorted(starts, wrong[0], side="right")) - 1
+            raise ValueError(
+                f"a row must hold integers of 32 bits, got {int(values[wrong[0]])} in row {row}"
+            )
+        values = values.astype("int32")
         return cls(values, starts)
 
     @classmethod

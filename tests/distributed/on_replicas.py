@@ -180,6 +180,22 @@ def dropout():
     return [value.numpy().ravel().tolist() for value in strategy.experimental_local_results(logits)]
 
 
+def stopped(replicas):
+    """The numbers that are not finite after a batch with an infinite one, and what was said."""
+    x = np.ones((8, 3), "float32")
+    with strategy_of(replicas).scope():
+        numbers = keras.Input((3,))
+        y = keras.layers.Normalization()(numbers)
+        y = keras.layers.BatchNormalization()(keras.layers.Dense(4)(y))
+        model = keras_tfm.Model(numbers, keras.layers.Dense(1)(y))
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+    stop = training.TerminateOnNaN(raise_error=False)
+    x[6, 1] = np.inf
+    model.fit(x, np.ones(8), batch_size=4, shuffle=False, verbose=0, callbacks=[stop])
+    wrong = [v.path for v in model.variables if not np.isfinite(np.array(v)).all()]
+    return {"wrong": [path for path in wrong if "loss" not in path], "message": stop.message}
+
+
 def message(function):
     try:
         function()
@@ -287,6 +303,7 @@ FAST = {
     "no rows, convolutions 1": lambda: run(1, rows=9, make=convolutional, whole=True),
     "no rows, convolutions 4": lambda: run(4, rows=9, make=convolutional, whole=True),
     "dropout": dropout,
+    "stopped": lambda: stopped(2),
     "refused": refused,
 }
 # What looks like a fast one, and what a new version of Keras may change.

@@ -103,6 +103,11 @@ def test_weights_and_activations_are_rounded_on_every_replica(results):
     assert_equal(one, two)
 
 
+def test_statistics_of_a_bad_step_are_not_kept(results):
+    assert results["stopped"]["wrong"] == []
+    assert " at step 2 " in results["stopped"]["message"]
+
+
 def test_two_outputs_with_a_loss_each(results):
     """Each loss is divided by its own count."""
     assert_equal(results["two outputs"], results["two outputs, 2 replicas, 2 parts"])
