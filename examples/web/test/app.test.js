@@ -202,10 +202,13 @@ test("the microphone is heard live", async () => {
     await page.getByRole("button", { name: "Use the microphone" }).click();
     const button = page.getByRole("button", { name: "Stop listening", pressed: true });
     await button.waitFor();
-    // Words come while it listens, of Chromium's beeps.
+    // Words come while it listens, of Chromium's beeps. A slow machine may hear several at once.
     await page.locator("#answer:not(:empty)").waitFor();
     const first = await page.locator("#answer").textContent();
-    await page.locator("#duration", { hasText: /^[2-9]\.\d s heard/ }).waitFor();
+    await page.waitForFunction(
+      (length) => document.querySelector("#answer").textContent.length > length,
+      first.length,
+    );
     await button.click();
     await page.locator("#duration", { hasText: /finished/ }).waitFor();
     const whole = await page.locator("#answer").textContent();
