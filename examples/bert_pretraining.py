@@ -225,7 +225,9 @@ def train(corpus: Corpus, arguments: argparse.Namespace):
         from keras_tfm.training import Resume
 
         batches = corpus.training.dataset(epochs=arguments.epochs)
-        folder = arguments.folder / ("smoke" if arguments.smoke else "checkpoints")
+        folder = (
+            arguments.folder / ("smoke" if arguments.smoke else "checkpoints") / arguments.model
+        )
         configuration = {"epochs": arguments.epochs}
         callbacks.append(Resume(folder, every_minutes=5, configuration=configuration))
     else:  # without TensorFlow, and from the first step

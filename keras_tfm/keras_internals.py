@@ -17,7 +17,7 @@ Example:
 True
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,6 +133,27 @@ def attention_parts(layer: "keras.Layer") -> AttentionParts | None:
         layer._output_dense,
         getattr(layer, "_sliding_window", getattr(layer, "sliding_window", None)),
     )
+
+
+@contextmanager
+def with_signbit(sign: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """`sign` computes `keras.ops.signbit` of floats on TensorFlow, inside the context.
+
+    Keras reads the bit by BitwiseAnd, also in argmax and argmin. `sign` takes a tensor.
+    """
+    from keras.src.backend.tensorflow import numpy as operations
+
+    signbit = operations.signbit
+
+    def replacement(x: Tensor) -> Tensor:
+        x = operations.convert_to_tensor(x)
+        return sign(x) if x.dtype.is_floating else signbit(x)
+
+    operations.signbit = replacement
+    try:
+        yield
+    finally:
+        operations.signbit = signbit
 
 
 def cumsum_operation() -> type:

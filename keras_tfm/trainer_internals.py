@@ -46,6 +46,13 @@ def compute_loss(
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
+def scale_loss(loss: Tensor) -> Tensor:
+    """A loss divided by the number of replicas, whose gradients are added."""
+    from keras.src.losses.loss import scale_loss_for_distribution
+
+    return scale_loss_for_distribution(loss)
+
+
 def unscale_loss(loss: Tensor) -> Tensor:
     """A loss before Keras divided it by the number of replicas."""
     from keras.src.losses.loss import unscale_loss_for_distribution

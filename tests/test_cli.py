@@ -52,15 +52,18 @@ def test_export_verifies_reports_and_tells_each_step(run, model_path, tmp_path):
 
 
 def test_export_replaces_no_model(run, model_path, tmp_path):
-    """Not its own argument either."""
+    """Not its own argument either, whose ending is another one."""
     path = tmp_path / "small.keras"
     path.write_bytes(model_path.read_bytes())
-    code, out, err = run("export", path, path, *SIZES, "--no-verify")
+    code, out, err = run("export", path, path, *SIZES, "--no-verify", "--force")
+    assert (code, out) == (2, "") and "must end in .tflite or .litertlm, got" in err
+    assert path.read_bytes() == model_path.read_bytes()
+    other = tmp_path / "other.tflite"
+    other.write_bytes(path.read_bytes())
+    code, out, err = run("export", path, other, *SIZES, "--no-verify")
     assert (code, out) == (1, "")
     assert "it exists and is not an export of keras_tfm" in err and "--force" in err
-    assert path.read_bytes() == model_path.read_bytes()
-    other = tmp_path / "other.keras"
-    other.write_bytes(path.read_bytes())
+    assert other.read_bytes() == model_path.read_bytes()
     code, _, _ = run("export", path, other, *SIZES, "--no-verify", "--force")
     assert code == 0 and runtime.load(other).signatures.keys() == {"generate"}
 
@@ -405,7 +408,36 @@ def test_an_interrupt(run, file_path, monkeypatch):
         (["export", "nothing.keras", "x.tflite"], 1, "no such file: nothing.keras"),
         (["export", "MODEL", "x.tflite", *SIZES[:-1], "99"], 1, "--start must be in 0..12, got 99"),
         (["export", "MODEL", "x.tflite", "--signatures", "generate"], 1, "needs --max-length, got"),
-        (["export", "MODEL", "x.tflite", *SIZES, "--batch-size", "0"], 1, "--batch-size must be"),
+        (["export", "MODEL", "x.tflite", *SIZES, "--batch-size", "0"], 2, "for '--batch-size'"),
+        (
+            ["export", "MODEL", "x.onnx", *SIZES],
+            2,
+            "for 'OUTPUT': must end in .tflite or .litertlm",
+        ),
+        (["export", "MODEL", "x", "--format", "tflite"], 2, "for 'OUTPUT': must end in .tflite"),
+        (
+            ["export", "MODEL", "x.tflite", "--lengths", "0"],
+            2,
+            "'--lengths': expected integers from",
+        ),
+        (["export", "MODEL", "x.tflite", "--lengths", "source=0"], 2, "integers from 1 to"),
+        (["export", "MODEL", "x.tflite", "--prompt-lengths", "4,0"], 2, "integers from 1 to"),
+        (["export", "MODEL", "x.tflite", *SIZES[:-1], "-1"], 2, "Invalid value for '--start'"),
+        (
+            ["export", "MODEL", "x.tflite", "--max-length", "0"],
+            2,
+            "Invalid value for '--max-length'",
+        ),
+        (
+            ["export", "MODEL", "x.tflite", *SIZES, "--end", "-2"],
+            2,
+            "for '--end': expected integers",
+        ),
+        (
+            ["export", "MODEL", "x.tflite", "--signatures", "predict,grow"],
+            2,
+            "for '--signatures': expected some of predict, generate, encode",
+        ),
         (["export", "MODEL", "x.tflite", *SIZES, "--end", "two"], 2, "for '--end': expected int"),
         (
             ["export", "MODEL", "x.tflite", "--inputs", "no.npz"],
@@ -416,7 +448,14 @@ def test_an_interrupt(run, file_path, monkeypatch):
         (["export", "MODEL", "missing/x.tflite", *SIZES], 1, "missing"),
         (["export", "MODEL", "x.tflite", "--lengths", "five"], 2, "for '--lengths': expected int"),
         (["export", "MODEL", "x.tflite", "--quantize", "int9"], 2, "int9"),
-        (["benchmark", "FILE", "--threads", "0"], 1, "--threads must be integers of at least 1"),
+        (
+            ["benchmark", "FILE", "--threads", "0"],
+            2,
+            "for '--threads': expected integers from 1 to",
+        ),
+        (["benchmark", "FILE", "--threads", "1,9999999"], 2, "for '--threads': expected integers"),
+        (["benchmark", "FILE", "--seconds", "-1"], 2, "for '--seconds': expected a number above 0"),
+        (["benchmark", "FILE", "--seconds", "0"], 2, "for '--seconds': expected a number above 0"),
         (["benchmark", "FILE", "--threads", "x"], 2, "Invalid value for '--threads': expected int"),
         (["generate", "FILE", "--ids", "--threads", "1000000", "3"], 2, "for '--threads'"),
         (["predict", "FILE", "hello"], 1, "has no tokenizer: export it with --tokenizer, or pass"),
@@ -607,7 +646,31 @@ def test_chat_needs_decode_and_a_tokenizer(typed, file_path):
 
     code, _, err = typed("hello\n", "chat", file_path)
     assert code == 1 and "has no signature 'decode'" in err
+    assert "for chats, export it with --signatures prefill,decode" in err
     code, _, err = typed("hello\n", "chat", written(tokenizer=None))
     assert code == 1 and "has no tokenizer: export it with --tokenizer" in err
     code, _, err = typed("hello\n", "chat", written(), "--top-p", 2)
     assert code == 1 and "--top-p must be within 0 and 1, got 2" in err
+
+
+def test_true_is_no_id(run, tmp_path):
+    """NumPy would take it for 1."""
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    model = keras.Model(tokens, keras.layers.Embedding(7, 3)(tokens))
+    path = tmp_path / "ids.tflite"
+    export_tflite(model, path, source_length=2, verify=False)
+    lines = ["[true, 4]", '{"tokens": [[1, false]]}', "[1, 4]"]
+    code, out, err = run("predict", path, "--from-json", lines=lines)
+    assert code == 1 and len(out.splitlines()) == 1
+    for line in (1, 2):
+        assert f"line {line}: expected numbers for 'tokens', got true or false" in err
+
+
+def test_true_is_a_value_of_a_mask(run, tmp_path):
+    mask = keras.Input((2,), dtype="bool", name="mask")
+    model = keras.Model(mask, keras.ops.cast(mask, "float32"))
+    path = tmp_path / "mask.tflite"
+    export_tflite(model, path, verify=False)
+    code, out, err = run("predict", path, "--from-json", "--json", lines=["[true, false]"])
+    assert code == 0, err
+    assert list(json.loads(out)["output"].values()) == [[1.0, 0.0]]

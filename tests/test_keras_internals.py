@@ -26,6 +26,7 @@ from keras_tfm.keras_internals import (
     set_mask,
     set_remat_mode,
     sublayers,
+    with_signbit,
 )
 
 ON_TENSORFLOW = pytest.mark.skipif(
@@ -633,6 +634,23 @@ def test_attention_of_another_kind_has_no_parts():
 def test_cumsum_operation():
     x = keras.Input((3,))
     assert type(producer(keras.ops.cumsum(x, axis=1)).operation) is cumsum_operation()
+
+
+@ON_TENSORFLOW
+def test_with_signbit():
+    signs = []
+
+    def sign(x):
+        signs.append(x)
+        return x < 1
+
+    x = keras.ops.convert_to_tensor([0.5, -0.0, 3.0])
+    with with_signbit(sign):
+        assert keras.ops.convert_to_numpy(keras.ops.signbit(x)).tolist() == [True, True, False]
+        whole = keras.ops.signbit(keras.ops.convert_to_tensor([-1, 0]))
+        assert keras.ops.convert_to_numpy(whole).tolist() == [True, False]
+    assert len(signs) == 1
+    assert keras.ops.convert_to_numpy(keras.ops.signbit(x)).tolist() == [False, True, False]
 
 
 def test_run_recurrently():

@@ -71,7 +71,7 @@ def test_compiled_loss():
 
 
 @ON_TENSORFLOW
-def test_strategy_of_and_unscale_loss():
+def test_strategy_of_and_losses_of_replicas():
     import tensorflow as tf
 
     assert trainer_internals.strategy_of(compiled()) is None
@@ -82,7 +82,9 @@ def test_strategy_of_and_unscale_loss():
     strategy = tf.distribute.MirroredStrategy([x.name for x in cpus])
     with strategy.scope():
         loss = trainer_internals.unscale_loss(tf.constant(3.0))
+        scaled = trainer_internals.scale_loss(loss)
     assert float(loss) == 3.0 * strategy.num_replicas_in_sync
+    assert float(scaled) == 3.0
 
 
 # Training: building and the data of `fit`.

@@ -172,6 +172,11 @@ def load_image_processor(folder: str | Path) -> ImageProcessor:
     return settings.processor()
 
 
+def rule_file(folder: Path) -> Path:
+    """The file with a folder's rule for pictures."""
+    return read_settings(folder, "image_processor")[0]
+
+
 def image_fields(model: models.Model, processor: ImageProcessor | None) -> Fields:
     """The fields of `preprocessor_config.json` for a model with `ImageNormalization`."""
     given = model.arguments

@@ -30,7 +30,7 @@ def check_equal(model: Model, again: Model) -> None:
     if "vocabulary_size" in given:
         arrays |= _ids(model, again, rng)
     if "image_id" in given:
-        arrays |= _images_in_texts(model, arrays)
+        arrays["target"] = place_image(model, arrays["target"])
     if "region_dim" in given:
         arrays |= _regions(given, rng)
 
@@ -62,7 +62,9 @@ def _ids(model: Model, again: Model, rng: np.random.Generator) -> dict[str, np.n
     given = model.arguments
     length = min(9, given.get("max_length", 9))
     ids = rng.integers(0, given["vocabulary_size"], (2, 3, length), "int32")
-    pad_id = given.get("pad_id")
+    pad_id, end_id = given.get("pad_id"), given.get("end_id")
+    if isinstance(end_id, int):  # a random text rarely has one, and CLIP pools there
+        ids[:, 0, length // 2] = end_id
     if pad_id == again.arguments.get("pad_id"):
         ids[:, 1, length // 2 :] = pad_id or 0
     else:  # checkpoints of causal language models have no padding id: compare without padding
@@ -95,22 +97,24 @@ def _images(given: Arguments, rng: np.random.Generator) -> dict[str, np.ndarray]
     """Random pixels."""
     size = given["image_size"] or given.get("position_size") or 67
     size = as_pair("image_size", size)
-    return {"pixels": rng.integers(0, 256, (3, *size, len(given["image_mean"]))).astype("float32")}
-
-
-def _images_in_texts(model: Model, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """One image for each text, its tokens behind the first id; and no other of these tokens."""
-    given, pixels = model.arguments, arrays["pixels"]
-    image_id, size = given["image_id"], given["vocabulary_size"]
-    target = np.where(arrays["target"] == image_id, (image_id + 1) % size, arrays["target"])
-    count = model.get_layer("connector").output.shape[1]
-    image = np.full((len(target), count), image_id, "int32")
-    if given["num_images"] is not None:
+    pixels = rng.integers(0, 256, (3, *size, len(given["image_mean"]))).astype("float32")
+    if given.get("num_images") is not None:
         pixels = np.repeat(pixels[:, np.newaxis], given["num_images"], axis=1)
-    return {
-        "pixels": pixels,
-        "target": np.concatenate([target[:, :1], image, target[:, 1:]], axis=1),
-    }
+    return {"pixels": pixels}
+
+
+def place_image(model: Model, target: np.ndarray) -> np.ndarray:
+    """Texts (B, T) with an image each: its tokens behind the first id, and no other of them.
+
+    Args:
+        model: a model with the arguments of `models.smolvlm`.
+        target: the texts, ids of its vocabulary.
+    """
+    image_id, size = model.arguments["image_id"], model.arguments["vocabulary_size"]
+    target = np.where(target == image_id, (image_id + 1) % size, target)
+    count = model.get_layer("connector").output.shape[1]
+    image = np.full((len(target), count), image_id, target.dtype)
+    return np.concatenate([target[:, :1], image, target[:, 1:]], axis=1)
 
 
 def _speech(given: Arguments, rng: np.random.Generator) -> dict[str, np.ndarray]:

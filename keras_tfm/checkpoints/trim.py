@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.checkpoints.round_trip import place_image
 from keras_tfm.checkpoints.tokenizers.tokenizer_settings import Tokenizer
 from keras_tfm.checkpoints.tokenizers.trim_tokenizer import TokenizerParts
 from keras_tfm.generation.interface import interface_of
@@ -152,7 +153,7 @@ def _check_ids(ids: Iterable[int], size: int) -> list[int]:
 
 
 def _check_equal(model: keras.Model, small: Model, kept: list[int]) -> None:
-    """Raises if outputs for random kept tokens differ, with padding and ends of texts."""
+    """Raises if outputs for random kept tokens differ, with padding, ends of texts and images."""
     size, arguments = identity_of(model).arguments["vocabulary_size"], small.arguments
     length = min(8, arguments.get("max_length") or 8)
     rng = np.random.default_rng(0)
@@ -166,6 +167,8 @@ def _check_equal(model: keras.Model, small: Model, kept: list[int]) -> None:
                 ids[:, -1] = ids[0, length // 2] = end_id
             if pad_id is not None and pad_id >= 0:
                 ids[0, length // 2 + 1 :] = pad_id
+            if x.placeholder is not None:
+                ids = place_image(small, ids)
             old[name], new[name] = np.asarray(kept, "int32")[ids], ids.astype("int32")
         elif "int" in x.spec.dtype:
             old[name] = new[name] = np.zeros(shape, "int32")

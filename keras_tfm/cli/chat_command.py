@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from keras_tfm import runtime
 from keras_tfm.cli import rows
 from keras_tfm.cli.console import FAILED, FilePath, app, messages, typer, work
-from keras_tfm.cli.file_commands import Adapter, Threads, load_with_tokenizers
+from keras_tfm.cli.file_commands import Adapter, Threads, check_roles, check_tokenizers, load
 
 NEW, UNDO = "/new", "/undo"
 
@@ -68,7 +68,9 @@ def chat(
     chosen = {name: value for name, value in options.items() if value is not None}
     with work("sampling", {name: f"--{name.replace('_', '-')}" for name in options}):
         runtime.Sampler(**chosen)
-    model = load_with_tokenizers(file, threads, adapter, ("decode",), "which chats need")
+    model = load(file, threads, adapter, ())
+    check_roles(model, ("decode",), ": for chats, export it with --signatures prefill,decode")
+    check_tokenizers(model, "which chats need")
     sampler = replace(model.sampler or runtime.Sampler(temperature=0.7), **chosen)
     conversation = _Conversation(model, system)
     failed = False

@@ -64,23 +64,32 @@ FilePath = Annotated[Path, typer.Argument(help="A .tflite file that keras_tfm wr
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-def numbers(text: str | None, option: str) -> list[int] | None:
-    """ "32,128" -> [32, 128]."""
+def numbers(
+    text: str | None, option: str, minimum: int = 0, maximum: int = 2**31 - 1
+) -> list[int] | None:
+    """ "32,128" -> [32, 128]; integers outside the range are wrong usage."""
     if text is None:
         return None
     try:
-        return [int(part) for part in text.split(",")]
+        found = [int(part) for part in text.split(",")]
     except ValueError:
         raise typer.BadParameter(
             f"expected integers separated by commas, such as 32,128, got {text!r}",
             param_hint=f"'{option}'",
         ) from None
+    for one in found:
+        if not minimum <= one <= maximum:
+            raise typer.BadParameter(
+                f"expected integers from {minimum} to {maximum}, got {one}",
+                param_hint=f"'{option}'",
+            )
+    return found
 
 
 def lengths_by_input(text: str | None, option: str) -> list[int] | dict[str, list[int]] | None:
     """ "32,128" -> [32, 128]; "text=8,text=32,frames=9" -> {"text": [8, 32], "frames": [9]}."""
     if text is None or "=" not in text:
-        return numbers(text, option)
+        return numbers(text, option, minimum=1)
     result: dict[str, list[int]] = {}
     for part in text.split(","):
         name, is_named, length = part.rpartition("=")
@@ -89,7 +98,7 @@ def lengths_by_input(text: str | None, option: str) -> list[int] | dict[str, lis
                 f"expected a length for each input, such as text=32,frames=30, got {text!r}",
                 param_hint=f"'{option}'",
             )
-        result.setdefault(name, []).extend(numbers(length, option) or [])
+        result.setdefault(name, []).extend(numbers(length, option, minimum=1) or [])
     return result
 
 

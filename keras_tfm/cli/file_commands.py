@@ -1,6 +1,7 @@
 """Commands for a .tflite file: benchmark, inspect, generate."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -29,12 +30,19 @@ Threads = Annotated[
 ]
 
 
+def _seconds(value: float) -> float:
+    if not 0 < value < math.inf:
+        raise typer.BadParameter(f"expected a number above 0, got {value}")
+    return value
+
+
 @app.command()
 def benchmark(
     file: FilePath,
     threads: Annotated[str, typer.Option(help="Numbers of threads to measure: 1,2,4.")] = "1,2",
     seconds: Annotated[
-        float, typer.Option(help="Seconds per signature and number of threads.")
+        float,
+        typer.Option(help="Seconds per signature and number of threads.", callback=_seconds),
     ] = 1.0,
     weight_cache: Annotated[
         bool, typer.Option(help="Also measure XNNPACK's weight cache.")
@@ -42,7 +50,7 @@ def benchmark(
     as_json: AsJson = False,
 ) -> None:
     """Measures latency, tokens per second, memory and load time on this machine."""
-    counts = numbers(threads, "--threads") or ()
+    counts = numbers(threads, "--threads", 1, MAX_THREADS) or ()
     # Of the runtime: a device has neither Keras nor TensorFlow.
     from keras_tfm.runtime.inspection.benchmark import benchmark as measure
 
@@ -154,12 +162,12 @@ def load(
     return model
 
 
-def check_roles(model: runtime.Model, roles: tuple[str, ...]) -> None:
+def check_roles(model: runtime.Model, roles: tuple[str, ...], advice: str = "") -> None:
     """Raises unless the file has a signature of one of `roles`."""
     if not any(x.role in roles for x in model.file.signatures.values()):
         raise ValueError(
             f"{model.path} has no signature {' or '.join(map(repr, roles))}, it has "
-            f"{list(model.signatures)}"
+            f"{list(model.signatures)}{advice}"
         )
 
 

@@ -134,9 +134,11 @@ def export(
     ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(help="Maximum number of tokens per row, with the start token or prompt."),
+        typer.Option(
+            help="Maximum number of tokens per row, with the start token or prompt.", min=1
+        ),
     ] = None,
-    start: Annotated[int | None, typer.Option(help="Id of the start token.")] = None,
+    start: Annotated[int | None, typer.Option(help="Id of the start token.", min=0)] = None,
     prompt: Annotated[
         str | None,
         typer.Option(
@@ -145,7 +147,7 @@ def export(
         ),
     ] = None,
     end: Annotated[str | None, typer.Option(help="Id of the end token, or several: 2,3.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows per call.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Rows per call.", min=1)] = 1,
     target: Annotated[
         str | None, typer.Option(help='The stepped input; by default "target", or the only one.')
     ] = None,
@@ -228,6 +230,10 @@ def export(
 
     Rows shorter than --lengths are padded with the padding id of their embedding.
     """
+    if output.suffix not in (".tflite", ".litertlm"):
+        raise typer.BadParameter(
+            f"must end in .tflite or .litertlm, got {output}", param_hint="'OUTPUT'"
+        )
     if format_ is None:
         format_ = Format.litertlm if output.suffix == ".litertlm" else Format.tflite
     if hypotheses > beam:
@@ -235,9 +241,10 @@ def export(
             f"{hypotheses} must be at most --beam, got {beam}", param_hint="'--hypotheses'"
         )
     source_length, names_of_classes = lengths_by_input(lengths, "--lengths"), labels_of(labels)
-    # Of a folder, it also depends on the model.
-    processor = None if images is None or Path(images).is_dir() else processor_of(images)
-    prompt_length = numbers(prompt_lengths, "--prompt-lengths")
+    # A rule; a folder's is read when TensorFlow is loaded.
+    of_folder = images is not None and Path(images).is_dir()
+    processor = None if images is None or of_folder else processor_of(images)
+    prompt_length = numbers(prompt_lengths, "--prompt-lengths", minimum=1)
     default_prompt = numbers(prompt, "--prompt")
     end_id = numbers(end, "--end")
     verify_inputs, rows = _arrays(inputs, "--inputs"), None if data is None else _rows_of(data)
@@ -257,15 +264,25 @@ def export(
             raise typer.BadParameter(f"is not for --format {format_}", param_hint=f"'{given[0]}'")
     with work("loading TensorFlow", EXPORT_OPTIONS):
         from keras_tfm.export import export_litertlm, export_tflite
-        from keras_tfm.export.checkpoints import export_arguments, read_template
+        from keras_tfm.export.checkpoints import export_arguments, read_template, size_of_images
         from keras_tfm.export.litertlm.embedder import is_embedder
+        from keras_tfm.export.signatures.request import ROLES
+        from keras_tfm.export.signatures.text import TEXT
         from keras_tfm.generation import Beam
 
         strategy = Beam(beam, length_penalty, hypotheses) if beam > 1 else None
+    roles = None if signatures is None else [name.strip() for name in signatures.split(",")]
+    for role in roles or ():
+        if role.removesuffix(TEXT) not in ROLES:
+            raise typer.BadParameter(
+                f"expected some of {', '.join(ROLES)}, got {role!r}", param_hint="'--signatures'"
+            )
+    if images is not None and of_folder:
+        processor = processor_of(images)
     options = {
         "architecture": architecture,
         "segments": segments,
-        "image_size": None if processor is None else processor.size,
+        "image_size": size_of_images(processor),
         "lazy": None,
     }
     checkpoint = load_folder(model, custom, **options) if is_checkpoint(model) else None
@@ -280,7 +297,7 @@ def export(
     if chat_template is not None:
         template = read_template(chat_template, loaded, format_ is Format.litertlm)
     arguments: dict[str, Any] = {
-        "signatures": signatures and [name.strip() for name in signatures.split(",")],
+        "signatures": roles,
         "source_length": source_length,
         "prompt_length": prompt_length,
         "default_prompt": default_prompt,

@@ -288,6 +288,19 @@ def _is_pair(x: object) -> bool:
     return isinstance(x, list) and is_pairs([x])
 
 
+def _check_booleans(row: dict[str, Any] | list[Any] | str, model: runtime.Model) -> None:
+    """Raises for true and false where an input has numbers: NumPy takes them for 1 and 0."""
+    inputs = _full_pass(model).inputs
+    values = row if isinstance(row, dict) else {next(iter(inputs)): row}
+    for name, x in values.items():
+        if name in inputs and inputs[name].dtype != "bool" and _has_booleans(x):
+            raise ValueError(f"expected numbers for {name!r}, got true or false")
+
+
+def _has_booleans(x: object) -> bool:
+    return isinstance(x, bool) or (isinstance(x, list) and any(map(_has_booleans, x)))
+
+
 def _from_json(text: str, model: runtime.Model) -> Any:
     """A row of JSON, with pictures as pixels."""
     try:
@@ -296,6 +309,7 @@ def _from_json(text: str, model: runtime.Model) -> Any:
         raise ValueError(f"expected JSON, got {text[:40]!r} ({error})") from None
     if not isinstance(row, dict | list | str):
         raise ValueError(f"expected a JSON object, array or string, got {text[:40]!r}")
+    _check_booleans(row, model)
     processors = model.image_processors
     if _is_pair(row):
         return [tuple(row)]

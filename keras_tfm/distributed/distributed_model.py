@@ -152,19 +152,25 @@ class DistributedModel(keras.Model):
     def compute_loss(self, *args: Any, **kwargs: Any) -> Tensor:
         """The compiled and additional losses, for a `compute_loss` of a subclass to add its own.
 
-        What that adds is a mean over the rows of a replica, and `_loss` multiplies the whole by the
-        replica's share of the rows. `GlobalLoss` and `weigh_mean` have done so already.
+        In a step on several replicas, the result is a mean over the rows of this replica, as what a
+        subclass adds to it; `_loss` multiplies the whole by the replica's share of all rows.
+        Elsewhere, it is that of Keras: divided by the number of replicas.
         """
         loss = super().compute_loss(*args, **kwargs)
         share = None if self._batch is None else self._batch.replica_share
-        return loss if share is None else tf.math.divide_no_nan(loss, tf.cast(share, loss.dtype))
+        if share is None:
+            return loss
+        # `GlobalLoss` and `weigh_mean` have multiplied by the share.
+        mean = trainer_internals.unscale_loss(loss)
+        return tf.math.divide_no_nan(mean, tf.cast(share, loss.dtype))
 
     def _loss(self, batch: Rows, y_pred: Tensors, training: bool) -> Tensor:
-        """The loss of this replica's batch or part."""
+        """The loss of this replica's batch or part; the sum over the replicas is that of all."""
         x, y, sample_weight = batch
-        return self.weigh_mean(
-            trainer_internals.compute_loss(self, x, y, y_pred, sample_weight, training=training)
-        )
+        loss = trainer_internals.compute_loss(self, x, y, y_pred, sample_weight, training=training)
+        if self._batch.replica_share is None:
+            return loss
+        return trainer_internals.scale_loss(self.weigh_mean(loss))
 
     def _begin(self, batch: Rows) -> Tensor:
         """Begins a step; returns the mean number of rows of a replica, float32."""

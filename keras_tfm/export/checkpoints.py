@@ -26,12 +26,15 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import keras
 
 from keras_tfm.checkpoints.tokenizers.jinja_template import JinjaTemplate
+from keras_tfm.export.member import image_processors
 from keras_tfm.generation import Drafted, Greedy, Sample, Strategy, processors
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub
 from keras_tfm.layers import LongRoPEScaling
+from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.models.identity import identity_of
 from keras_tfm.models.quantization.state import quantization_of
+from keras_tfm.runtime.media.image_processor import ImageProcessor
 from keras_tfm.runtime.media.tile_processor import TileProcessor
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 
@@ -73,7 +76,7 @@ class Checkpoint:
         folder: Path, the folder of transformers or GGUF file; None otherwise.
         preprocessing: `checkpoints.Preprocessing` of KerasHub's preprocessor; None: there is none.
         preprocessing_error: str, why a preprocessor cannot be stored; None if it can.
-        notes: list of str, what differs from the model of KerasHub.
+        notes: list of str, what differs from the model of KerasHub, or from `config.json`.
     """
 
     model: keras.Model
@@ -108,7 +111,8 @@ def load_checkpoint(
             for sentence-transformers its pooling.
         segments: bool, whether the model keeps the input of segments, if it can have one. None: of
             a folder of transformers only if its head may read pairs of texts.
-        image_size: the height and width of the model's images; None: those of the folder.
+        image_size: the height and width of the model's images; None: those of the folder's rule for
+            pictures, or of `config.json` if it has no rule for pictures of one size.
         lazy: as in `load_huggingface`.
 
     Raises:
@@ -118,7 +122,7 @@ def load_checkpoint(
     """
     # Tables of weights that an export of another model does not need.
     from keras_tfm import checkpoints
-    from keras_tfm.checkpoints.huggingface import FAMILIES, read_config
+    from keras_tfm.checkpoints.huggingface import FAMILIES, open_huggingface, read_config
     from keras_tfm.checkpoints.keras_hub.source import is_preset
     from keras_tfm.checkpoints.quantized.gguf_file import is_gguf
 
@@ -143,8 +147,46 @@ def load_checkpoint(
         options["segments"] = False
     if image_size is not None and "image_size" in known:
         options["image_size"] = image_size
-    made = checkpoints.load_huggingface(folder, architecture, lazy=lazy, **options)
-    return Checkpoint(made, "GGUF file" if is_gguf(folder) else "folder", folder)
+    opened, notes = open_huggingface(folder, architecture, **options), list[str]()
+    if image_size is None and "image_size" in known:
+        file, size = _size_of_pictures(folder)
+        own = opened.stored["image_size"]  # None: images of any size
+        own = None if own is None else as_pair("image_size", own)
+        if own is not None and size not in (None, own):
+            notes.append(f"the model reads images of {size}, the size in {file}, instead of {own}")
+            try:
+                opened = open_huggingface(folder, architecture, image_size=size, **options)
+            except ValueError as error:
+                raise ValueError(f"{error}; {_advice(folder)}") from error
+    kind = "GGUF file" if is_gguf(folder) else "folder"
+    return Checkpoint(opened.load(lazy), kind, folder, notes=notes)
+
+
+def _size_of_pictures(folder: Path) -> tuple[str, tuple[int, int] | None]:
+    """The file with a folder's rule for pictures, and the size it gives them; None if it varies."""
+    from keras_tfm.checkpoints.image_settings import load_image_processor, rule_file
+
+    try:
+        processor = load_image_processor(folder)
+    except (FileNotFoundError, ValueError):  # `_take_images` says so, if the file needs a rule
+        return "", None
+    if isinstance(processor, TileProcessor):  # a model of tiles has the size of one
+        return "", None
+    return rule_file(folder).name, processor.size
+
+
+def _advice(folder: Path) -> str:
+    """The end of an error about a folder's rule for pictures."""
+    from keras_tfm.checkpoints.image_settings import rule_file
+
+    return f"the rule for pictures is that of {rule_file(folder)}: images= gives another one"
+
+
+def size_of_images(images: object) -> tuple[int, int] | None:
+    """The size of the caller's `images`, as given to an export; None: left open, or several."""
+    found = images.values() if isinstance(images, Mapping) else [images]
+    sizes = {x.size for x in found if isinstance(x, ImageProcessor)}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _of_keras_hub(model: keras.Model | str | Path, segments: bool | None) -> Checkpoint:
@@ -194,7 +236,7 @@ def accept_checkpoints(
                 return function(model, *args, **kwargs)  # type: ignore[arg-type]
             assert isinstance(model, keras.Model | str | Path)
             given = {**dict(zip(names[1:], args, strict=False)), **kwargs}
-            size = getattr(given.get("images"), "size", None)
+            size = size_of_images(given.get("images"))
             checkpoint = load_checkpoint(model, image_size=size, lazy=None)
             taken = export_arguments(checkpoint, given, is_litertlm)
             given |= taken.arguments
@@ -479,6 +521,10 @@ def _take_images(made: Taken, folder: Path, model: keras.Model) -> None:
     if isinstance(processor, TileProcessor):  # of as many images as the model reads
         count = identity_of(model).arguments.get("num_images")
         processor = dataclasses.replace(processor, num_images=count)
+    try:
+        image_processors(model, processor)
+    except ValueError as error:
+        raise ValueError(f"{error}; {_advice(folder)}") from None
     made.take("images", processor)
 
 

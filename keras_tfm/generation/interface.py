@@ -434,7 +434,7 @@ def _read_inputs(model: keras.Model) -> dict[str, Input]:
                             is_pixels=inner[place].is_pixels,
                             audio=inner[place].audio,
                         )
-                        if inner
+                        if place < len(inner)  # and no mask after them
                         else _reading(operation, place, place == last, node.input_tensors)
                     )
                     readings[names[id(x)]].append(reading)

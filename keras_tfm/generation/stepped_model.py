@@ -109,7 +109,7 @@ class SteppedModel:
             reads = {id(x): numbers[id(x)] for x in inputs}
             inner = node.operation
             if is_functional(inner) and _is_plain_call(node):
-                given = zip(inner.inputs, inputs, strict=True)
+                given = zip(inner.inputs, keras.tree.flatten(node.arguments.args), strict=True)
                 makes = self._expand(inner, {id(x): numbers[id(y)] for x, y in given})
             elif isinstance(inner, Marker):
                 makes = list(reads.values())
@@ -273,8 +273,12 @@ def _sharing_call() -> LayerCall | None:
 
 
 def _is_plain_call(node: Node) -> bool:
-    """Whether a nested model was called with its inputs as the only tensors."""
+    """Whether a nested model was called with its inputs and their own masks alone."""
     arguments = node.arguments
-    return len(arguments.args) == 1 and not any(
-        isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(arguments.kwargs)
+    if len(arguments.args) != 1:
+        return False
+    masks = [get_mask(x) for x in keras.tree.flatten(arguments.args)]
+    return not any(
+        isinstance(x, keras.KerasTensor) and not any(x is mask for mask in masks)
+        for x in keras.tree.flatten(arguments.kwargs)
     )

@@ -39,6 +39,10 @@ _HALF = 5e-2
 _SHARP = 64
 # The RMS change of a layer's outputs by later tokens, in units of the rounding of its inputs.
 _LATER = 0.25
+# How far the sum of probabilities is from 1, in half precision, too.
+_OF_ONE = 1e-2
+# The attributes of layers that hold token ids.
+_NAME_OF_IDS = re.compile("(^|_)(ids?|tokens?)$")
 # How a cache's error ends, since outside of this check another model is the usual cause.
 _ANOTHER_MODEL = ": it was made by another model"
 
@@ -59,6 +63,9 @@ def check_stepping(
     more changes, which a mixture of positions exceeds. Besides, other tokens in the second half
     must not change a layer's outputs in the first half: the full passes round alike.
 
+    The ids are spread over the vocabulary. Those that the model tells apart by name are among them:
+    constants of operations (`ops.equal(tokens, 900)`), and attributes such as `separator_id`.
+
     Trainable weights that are all about 0 are random numbers during the check: a branch that a new
     model multiplies by 0 (ReZero, LayerScale) would hide what it mixes until it is trained.
 
@@ -71,7 +78,8 @@ def check_stepping(
             the median logit. Rounding alone gives 1e-6 in float32 and 1e-2 in bfloat16.
 
     Raises:
-        ValueError: a layer differs; the error names the first one.
+        ValueError: a layer differs; the error names the first one. Or the model returns
+            probabilities.
 
     Example:
 
@@ -87,7 +95,7 @@ def check_stepping(
     key = (stepped.target, length, tolerance, *((id(x), x.trainable) for x in model.variables))
     if key in checked:
         return
-    inputs = _random_inputs(model, stepped.target, length)
+    inputs = _random_inputs(stepped, length)
     call = _WithoutZeros(tolerance).call
     is_half = any("float16" in str(layer.compute_dtype) for layer in model.layers)  # and bfloat16
     with full_precision(), with_largest_weight(model), any_placeholders():
@@ -95,7 +103,7 @@ def check_stepping(
         try:
             largest = max(tolerance, _HALF) if is_half else tolerance
             agree = _agree(stepped, inputs, length, largest, call)
-        except FloatingPointError as error:
+        except _BadOutputs as error:
             raise ValueError(f"{model.name} cannot be stepped: {error}") from None
         except Exception as error:
             failure = error
@@ -105,7 +113,7 @@ def check_stepping(
         rounding = _rounding(model)
         if agree and length > _SHARP:
             length = _SHARP
-            inputs = _random_inputs(model, stepped.target, length)
+            inputs = _random_inputs(stepped, length)
         try:
             fault = _first_fault(stepped, inputs, length, tolerance, rounding, call, agree)
         except Exception as error:
@@ -119,6 +127,10 @@ def check_stepping(
         reason = (fault or _Fault(model.layers[-1].name)).reason
     message = f"{model.name} cannot be stepped: {reason}"
     raise ValueError(message + keras_hub_hint(model)) from failure
+
+
+class _BadOutputs(Exception):
+    """The outputs of a full pass are no logits."""
 
 
 class _Fault(NamedTuple):
@@ -200,7 +212,8 @@ def _rounding(model: keras.Model) -> float:
     return max(product_rounding(), *(rounding.get(name, 0.0) for name in dtypes))
 
 
-def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, Tensor]:
+def _random_inputs(stepped: SteppedModel, length: int) -> dict[str, Tensor]:
+    model, target = stepped.model, stepped.target
     generator = np.random.default_rng(0)
     inputs = {}
     for name, known in interface_of(model).inputs.items():
@@ -223,13 +236,43 @@ def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, Te
             known_ids = np.arange(first, size)
             if size > 2:  # a full pass takes it for padding at the ends of a row, a step does not
                 known_ids = known_ids[known_ids != (known.masked_id or 0)]
-            ids = known_ids[np.arange(np.prod(shape)) % len(known_ids)]
-            inputs[name] = generator.permutation(ids).reshape(shape).astype(x.dtype)
+            count = math.prod(shape)
+            spread = known_ids
+            if count < len(known_ids):  # special tokens often have the last ids
+                spread = known_ids[np.linspace(0, len(known_ids) - 1, count).astype(int)]
+            ids = generator.permutation(spread[np.arange(count) % len(spread)])
+            inputs[name] = ids.reshape(shape).astype(x.dtype)
+            if name == target:
+                _place(_named_ids(stepped, known_ids), inputs[name])
             if known.placeholder is not None:  # in several steps
                 inputs[name][:, 1::2] = known.placeholder.token_id
         else:
             inputs[name] = generator.normal(size=shape).astype(x.dtype)
     return {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
+
+
+def _named_ids(stepped: SteppedModel, known: np.ndarray) -> list[int]:
+    """The token ids that the model tells apart by name, such as a separator's.
+
+    They are constants of operations (`ops.equal(tokens, 900)`), and attributes of layers whose
+    names tell of ids or tokens (`separator_id`).
+    """
+    found: dict[int, None] = {}  # in the order of the calls
+    for call in stepped.stepping:
+        arguments, attributes = call.node.arguments, vars(call.node.operation)
+        values = [*arguments.args, *arguments.kwargs.values()]
+        values += [x for name, x in attributes.items() if _NAME_OF_IDS.search(name)]
+        numbers = (x for x in keras.tree.flatten(values) if isinstance(x, int | np.integer))
+        found.update(dict.fromkeys(int(x) for x in numbers if x is not True))
+    return [x for x in found if x in known]
+
+
+def _place(special: list[int], ids: np.ndarray) -> None:
+    """Writes ids into the second halves of the rows (B, T, ...), in turns, not at their ends."""
+    rows, length = ids.shape[:2]
+    places = itertools.product(range(length // 2, length - 1), range(rows))
+    for (position, row), number in zip(places, special, strict=False):
+        ids[row, position] = number
 
 
 def _array(x: Tensor) -> np.ndarray:
@@ -248,7 +291,7 @@ def _agree(
     Those of a step are compared at once: a language model's logits take more memory than a block.
 
     Raises:
-        FloatingPointError: the outputs are not numbers.
+        _BadOutputs: the outputs are not numbers, or the first are probabilities.
     """
 
     def outputs(encoded: dict[str, Tensor], tokens: Tensor) -> list[np.ndarray]:
@@ -260,6 +303,11 @@ def _agree(
     encoded = stepped.encode(inputs)
     tokens = inputs[stepped.target]
     whole = outputs(encoded, tokens)
+    if _are_probabilities(whole[0]):
+        raise _BadOutputs(
+            "generation needs a model that returns logits, got probabilities: at each position "
+            "they sum to 1; remove the softmax and train with from_logits=True"
+        )
     sizes = [_size(y) for y in whole]
     for start, end in _chunks(length):
         with DecodingScope(cache, position=start, length=length) as scope:
@@ -270,8 +318,15 @@ def _agree(
             for part, y, size in zip(parts, whole, sizes, strict=True)
         )
     if not all(np.isfinite(y).any() and not np.isnan(y).any() for y in whole):
-        raise FloatingPointError("its outputs are NaN or not finite")
+        raise _BadOutputs("its outputs are NaN or not finite")
     return agree
+
+
+def _are_probabilities(outputs: np.ndarray) -> bool:
+    """Whether numbers (B, T, V) are distributions over the last axis."""
+    if outputs.ndim != 3 or outputs.shape[-1] < 2 or (outputs < 0).any():
+        return False
+    return bool((np.abs(outputs.sum(-1) - 1) < _OF_ONE).all())
 
 
 def first_line(error: Exception) -> str:

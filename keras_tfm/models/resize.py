@@ -107,7 +107,7 @@ def select_ids(model: keras.Model, kept: Sequence[int]) -> Model:
 
     def change(layer: keras.Layer, config: Config) -> Config:
         changed = {**_with_size(layer, config, len(kept))}
-        for name in ("mask_id", "end_id", "pad_id"):
+        for name in ("mask_id", "end_id", "pad_id", "token_id"):
             if config.get(name) is not None:
                 changed[name] = new.get(config[name], config[name])  # -1 is no id
         return changed

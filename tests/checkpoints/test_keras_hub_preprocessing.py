@@ -179,7 +179,12 @@ def test_pictures():
     assert found.images == ImageProcessor((8, 8), 8)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), "uint8")
     np.testing.assert_allclose(found.images(pixels) / 255, converter(pixels), atol=1e-6)
-    assert "antialias=False" in found.notes[0]
+    assert "resized, then cropped; the converter crops first" in found.notes[0]
+    assert "antialias=False" in found.notes[1]
+    stretched = keras_hub.layers.ViTImageConverter(
+        image_size=(8, 8), crop_to_aspect_ratio=False, antialias=True
+    )
+    assert read_preprocessing(hub.ViTImageClassifierPreprocessor(stretched)).notes == ()
     fitted = keras_hub.layers.ViTImageConverter(
         image_size=(8, 6), crop_to_aspect_ratio=False, pad_to_aspect_ratio=True
     )

@@ -190,3 +190,15 @@ def test_an_end_outside_the_vocabulary_is_refused(tmp_path):
     """transformers pools the first token then."""
     with pytest.raises(ValueError, match="eos_token_id must be an integer from 0 to 30, got 31"):
         made("CLIPTextModel", {**TEXT, "eos_token_id": 31}, tmp_path)
+
+
+def test_several_ends_are_refused(tmp_path):
+    """transformers compares a tensor of ids with one id."""
+    checkpoints.save_huggingface(
+        models.clip_text(31, dim=14, num_layers=1, num_heads=7, intermediate_dim=11, end_id=29),
+        tmp_path,
+    )
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": [29, 30]}))
+    with pytest.raises(ValueError, match=r"eos_token_id must be one id, as .* got \[29, 30\]"):
+        checkpoints.load_huggingface(tmp_path)

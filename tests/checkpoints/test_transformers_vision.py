@@ -31,6 +31,7 @@ MODELS = [
     ("Dinov2Model", {**DINO, "use_mask_token": False, "qkv_bias": False}),
     ("Dinov2ForImageClassification", {**DINO, "use_swiglu_ffn": True}),
     ("Dinov2WithRegistersModel", {**DINO, "num_register_tokens": 2}),
+    ("Dinov2WithRegistersModel", {**DINO, "num_register_tokens": 0}),
     ("Dinov2WithRegistersForImageClassification", {**DINO, "use_swiglu_ffn": True}),
 ]
 NAMES = [f"{name}-{i}" for i, (name, _) in enumerate(MODELS)]

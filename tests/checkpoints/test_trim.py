@@ -16,8 +16,9 @@ from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
 
 from keras_tfm import checkpoints, generation, models
+from keras_tfm.checkpoints import trim
 from keras_tfm.checkpoints.tokenizers.trim_tokenizer import TokenizerParts
-from keras_tfm.models.resize import special_ids
+from keras_tfm.models.resize import select_ids, special_ids
 
 SIZES = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}
 
@@ -185,6 +186,52 @@ def test_outputs_for_kept_tokens_are_the_same(name):
         assert special_ids(trimmed.model)[argument] == trimmed.new_id(ids)
     assert trimmed.model.count_params() < model.count_params()
     assert (trimmed.model.family, trimmed.model.head) == (model.family, model.head)
+
+
+@functools.cache
+def answerer(num_images, image_id=1):
+    tower = {"dim": 6, "num_layers": 1, "num_heads": 3, "intermediate_dim": 7}
+    model = models.smolvlm(
+        31, **SIZES, num_key_value_heads=1, image_size=16, patch_size=4, scale_factor=2,
+        image_id=image_id, num_images=num_images, image=tower,
+    )  # fmt: skip
+    return randomize(model, 3)
+
+
+@pytest.mark.parametrize(
+    ("num_images", "old_id"),
+    [
+        (None, 1),
+        (2, 1),
+        (None, 8),
+    ],
+)
+def test_the_check_draws_no_placeholder_by_chance(num_images, old_id):
+    """Of few ids, three rows of random ones nearly always had some."""
+    model = answerer(num_images, old_id)
+    trimmed = checkpoints.trim_vocabulary(model, WORDS, ["w9 w11", "w20"])
+    image_id = trimmed.model.arguments["image_id"]
+    assert trimmed.kept[image_id] == old_id
+    features = 4 * (num_images or 1)
+    new = np.array([[image_id + 1, *[image_id] * features, image_id + 2]])
+    shape = (1, *model.input["pixels"].shape[1:])
+    pixels = np.random.default_rng(1).integers(0, 256, shape).astype("float32")
+    old = np.asarray(trimmed.kept)[new]
+    expected = to_numpy(model({"pixels": pixels, "target": old}))[..., trimmed.kept]
+    # float32, one block.
+    assert_close(trimmed.model({"pixels": pixels, "target": new}), expected, 1e-5)
+
+
+def test_the_check_compares_rows_with_a_picture(monkeypatch):
+    def select(model, kept):
+        small = select_ids(model, kept)
+        kernel = small.get_layer("connector").weights[0]
+        kernel.assign(2 * kernel)
+        return small
+
+    monkeypatch.setattr(trim, "select_ids", select)
+    with pytest.raises(ValueError, match="cannot be trimmed: its outputs for kept tokens would"):
+        checkpoints.trim_vocabulary(answerer(None), WORDS, ["w3 w7"])
 
 
 def test_logits_are_those_of_the_kept_ids():

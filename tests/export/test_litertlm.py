@@ -24,9 +24,12 @@ from keras_tfm import checkpoints, export, layers, models, runtime
 from keras_tfm.export.graph.adapters import adapted_layers
 from keras_tfm.export.litertlm import export as litertlm
 from keras_tfm.export.litertlm import package as litertlm_package
-from keras_tfm.generation import Beam, Greedy, Sample
+from keras_tfm.export.litertlm import signatures
+from keras_tfm.export.litertlm.lookup import ids_of
+from keras_tfm.generation import Beam, Greedy, Sample, generate
 from keras_tfm.generation.processors import SuppressTokens
 from keras_tfm.runtime import ChatTemplate, flatbuffer
+from keras_tfm.runtime.decoding.trailing_padding import TokenRows
 from keras_tfm.runtime.inspection.subprocesses import run_module
 
 pytest.importorskip("litert_lm")
@@ -394,6 +397,77 @@ def test_the_stock_runtime_takes_the_drafts_of_the_heads(drafted):
     assert 0.05 < right / drafts < 0.95
     rate = float(re.search("MTP Drafter - Success rate: ([0-9.e-]+)", done.stderr)[1])
     assert rate == pytest.approx(right / drafts, rel=1e-4)
+
+
+PAD = 0
+
+
+def padded_llama(seed, drafts=0):
+    """A model that often writes its padding id, which it masks at the ends of rows."""
+    size = byte_pairs().get_vocab_size()
+    model = models.llama(size, 24, 2, num_heads=4, intermediate_dim=40, pad_id=PAD)
+    model = models.with_draft_heads(model, drafts) if drafts else model
+    randomize(model, seed)
+    (kernel,) = [x for x in model.weights if x.path.endswith("output/kernel")]
+    kernel.assign(np.where(np.arange(size) == PAD, 3.0, 1.0) * np.array(kernel))
+    return model
+
+
+@pytest.mark.parametrize(("seed", "drafts"), [(3, 0), (1, 2)])
+def test_the_padding_id_is_a_token_in_a_session(seed, drafts, tmp_path):
+    """Generated, in a prompt, at its end, and as a draft; the tokens are those of Keras."""
+    model = padded_llama(seed, drafts)
+    path = tmp_path / "model.litertlm"
+    report = export.export_litertlm(model, path, byte_pairs(), **SIZES)
+    names = [x.signature for x in report.verification.checks]
+    assert names[:4] == ["prefill_8", "prefill_32", "decode", "padding id"]
+    assert ("verify" in names) == bool(drafts)
+    assert report.verification.checks[-1].top_1 == 1.0
+    count, prompts = 20, []
+    text = part_of(8, tokens_of("llama"))
+    for prompt in (text, f"{text}<pad>", f"<pad>{text}<pad><pad>{text}", "<pad>"):
+        ids = [START, *tokens_of("llama")(prompt)]
+        rows = TokenRows([ids])
+        found = generate(model, rows, max_new_tokens=count, end_id=END).tokens[0, len(ids) :]
+        tokens = found[: found.tolist().index(END) if END in found else None].tolist()
+        prompts.append({"text": prompt, "tokens": tokens, "count": count})
+    answers = stock(path, prompts=prompts, drafts=drafts)["prompts"]
+    for x in answers:
+        assert x["text"] == x["expected"][-1]
+        if drafts:
+            assert x["drafted"].startswith(x["expected"][count - drafts])
+    written = [x["tokens"][:-1] for x in prompts]
+    assert sum(PAD in tokens for tokens in written) > 2
+    assert len({token for tokens in written for token in tokens}) > 6
+    if drafts:
+        _, heads = model(np.array([x["tokens"] for x in prompts if len(x["tokens"]) == count]))
+        assert 0.02 < np.mean(np.argmax(heads, axis=-1) == PAD) < 0.98
+
+
+@pytest.mark.parametrize(
+    ("part", "match"), [("read", "padding id: expected"), ("ids_of", "verify: expected")]
+)
+def test_a_file_that_reads_the_padding_id_wrongly_is_not_kept(part, match, tmp_path, monkeypatch):
+    """In a step of one token, and among drafts."""
+    model = padded_llama(1, drafts=2)
+
+    def wrong(ids):
+        return keras.ops.where(ids == PAD, 5, ids)
+
+    if part == "read":
+        read = signatures._Caches.read
+
+        def changed(self, given):
+            ids, context = read(self, given)
+            return wrong(ids), context
+
+        monkeypatch.setattr(signatures._Caches, "read", changed)
+    else:
+        monkeypatch.setattr(signatures, "ids_of", lambda vectors: wrong(ids_of(vectors)))
+    path = tmp_path / "model.litertlm"
+    with pytest.raises(export.VerificationError, match=match):
+        export.export_litertlm(model, path, byte_pairs(), **SIZES)
+    assert not list(tmp_path.iterdir())
 
 
 _ADAPTED = """
@@ -931,6 +1005,31 @@ def test_default_prefill_lengths_are_shorter_than_max_length(tmp_path):
     assert list(report.signatures) == ["prefill_32", "decode"]
     # 61 tokens and 31 of padding, rounded up to a multiple of 32.
     assert report.signatures["decode"]["inputs"]["kv_cache_k_0"]["shape"] == [1, 3, 96, 4]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "names"),
+    [
+        ({"prefill_lengths": [1, 7]}, ["prefill_1", "prefill_7", "decode"]),
+        pytest.param({"prefill_lengths": [1]}, ["prefill_1", "decode"], marks=pytest.mark.slow),
+        ({"max_length": 2, "prefill_lengths": None, "start_id": None}, ["prefill_1", "decode"]),
+    ],
+)
+def test_a_prefill_of_one_token(files, sizes, names, tmp_path):
+    model, path = files["gpt"][0], tmp_path / "model.litertlm"
+    sizes = {**SIZES, **sizes}
+    report = export.export_litertlm(model, path, byte_pairs(), **sizes)
+    assert list(report.signatures) == names
+    prompts = []
+    for length in (1, 7, 10):
+        text = part_of(length, tokens_of("gpt"))
+        start = [] if sizes["start_id"] is None else [START]
+        ids, count = [*start, *tokens_of("gpt")(text)], min(9, sizes["max_length"] - 1)
+        if len(ids) < sizes["max_length"]:
+            prompts.append({"text": text, "tokens": greedy(model, ids, count), "count": count})
+    answers = stock(path, prompts=prompts)["prompts"]
+    assert [x["text"] for x in answers] == [x["expected"][-1] for x in answers]
+    assert prompts and all(x["tokens"] for x in prompts)
 
 
 @pytest.mark.parametrize(

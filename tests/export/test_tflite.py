@@ -497,6 +497,26 @@ def test_an_operator_that_litert_lacks_is_named_with_its_layer(tmp_path, layer, 
     assert not path.exists()
 
 
+def test_argmax_and_signs_of_zeros(tmp_path):
+    """Keras reads the sign's bit, for -0.0 < 0.0, with an operator that LiteRT lacks."""
+    path = tmp_path / "model.tflite"
+    x = keras.Input((5,), name="x")
+    results = {
+        "largest": keras.ops.argmax(x, axis=-1),
+        "smallest": keras.ops.argmin(x, axis=-1),
+        "sign": keras.ops.cast(keras.ops.signbit(x), "int32"),
+    }
+    report = export_tflite(keras.Model(x, results), path)
+    assert report.custom_operators == []
+    rows = np.array(
+        [[-0.0, 0, -0.0, -1, -2], [0, -0.0, 3, 0, 3], [7, 0, -0.0, np.inf, -np.inf]], "float32"
+    )
+    found = runtime.load(path).predict(rows)
+    assert found["largest"].tolist() == [1, 2, 3]
+    assert found["smallest"].tolist() == [4, 1, 4]
+    assert found["sign"].tolist() == [[1, 0, 1, 1, 1], [0, 1, 0, 0, 0], [0, 0, 1, 0, 1]]
+
+
 def test_an_operator_that_litert_lacks_may_be_asked_for(tmp_path):
     path = tmp_path / "model.tflite"
     x = keras.Input((4,), name="x")

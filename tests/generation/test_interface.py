@@ -204,3 +204,17 @@ def test_segments_of_a_source_have_a_number():
     assert Generator(model, 5, start_id=1)(sources).tokens.shape == (1, 5)
     with pytest.raises(ValueError, match=r"segments: ids must be in 0\.\.1, got 0\.\.2"):
         Generator(model, 5, start_id=1)({**sources, "segments": [[0, 1, 2]]})
+
+
+@pytest.mark.filterwarnings("ignore:.*was passed an input with a mask:UserWarning")
+def test_a_nested_model_that_is_called_with_a_mask():
+    inner = keras.Input((None, 6))
+    inside = keras.Model(inner, layers.MultiHeadAttention(2, 3)(inner, inner))
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    mask = keras.Input((None,), dtype="bool", name="mask")
+    x = inside(layers.Embedding(13, 6)(tokens), mask=mask)
+    inputs = interface_of(keras.Model([tokens, mask], x)).inputs
+    assert [(x.name, x.vocabulary_size) for x in inputs.values()] == [
+        ("tokens", 13),
+        ("mask", None),
+    ]

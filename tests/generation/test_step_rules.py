@@ -292,6 +292,15 @@ def test_a_copy_of_a_stepped_model_computes_with_its_own_weights():
     assert_close(stepped(copy, tokens, [4, 5]), to_numpy(copy(tokens)), FLOAT32)
 
 
+def test_truth_values_are_counted():
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    segments = ops.cumsum(ops.equal(tokens, 3), axis=1)
+    x = layers.TokenEmbedding(V, D, mask_zero=True)(tokens) + K.Embedding(T + 1, D)(segments)
+    model = keras.Model(tokens, K.Dense(V)(x))
+    tokens = np.where(ids() < V // 2, 3, ids())
+    assert_close(stepped(model, tokens, [2, 1, T - 3]), to_numpy(model(tokens)), FLOAT32)
+
+
 class Mean(K.Layer):
     """The mean of the tokens so far."""
 

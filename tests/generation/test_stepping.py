@@ -329,6 +329,60 @@ def test_a_convolution_that_reaches_far_back_is_refused(rate):
         Generator(model, 9, 1)
 
 
+@keras.saving.register_keras_serializable("test_stepping")
+class Tells(keras.layers.Layer):
+    """Adds to all positions of a row in which an id occurs."""
+
+    def __init__(self, separator_id, **kwargs):
+        super().__init__(**kwargs)
+        self.separator_id = separator_id
+
+    def call(self, x, ids):
+        found = ops.any(ops.equal(ids, self.separator_id), axis=1)
+        return x + ops.cast(found, x.dtype)[:, None, None]
+
+    def compute_output_shape(self, x_shape, ids_shape):
+        return x_shape
+
+    def get_config(self):
+        return {**super().get_config(), "separator_id": self.separator_id}
+
+
+@pytest.mark.parametrize("number", [1, 700, 998, 999])
+@pytest.mark.parametrize("kind", ["operation", "layer"])
+def test_a_mixer_that_one_id_turns_on_is_refused(kind, number):
+    target = ids()
+    x = layers.Embedding(1000, DIM)(target)
+    if kind == "layer":
+        x = Tells(number, name="tells")(x, target)
+    else:
+        found = ops.any(ops.equal(target, number), axis=1, keepdims=True)
+        x = x + ops.cast(found, "float32")[..., None]
+    x = MultiHeadSelfAttention(**HEADS, causal=True)(x)
+    with pytest.raises(ValueError, match="mixes positions of the target"):
+        check_stepping(randomize(keras.Model(target, layers.Dense(1000)(x)), 0))
+
+
+@pytest.mark.filterwarnings("ignore:.*was passed an input with a mask:UserWarning")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["linear", "sum", "each", "nested"])
+def test_probabilities_that_no_last_layer_tells_of_are_refused(kind, dtype):
+    target = ids()
+    x = layers.Embedding(TARGET_SIZE, DIM, mask_zero=True)(target)
+    x = MultiHeadSelfAttention(**HEADS, causal=True, dtype=dtype)(x)
+    if kind == "each":
+        y = layers.TimeDistributed(layers.Dense(TARGET_SIZE, activation="softmax"))(x)
+    elif kind == "nested":
+        inner = keras.Input((None, DIM))
+        softmax = layers.Dense(TARGET_SIZE, activation="softmax")(inner)
+        y = keras.Model(inner, softmax, name="inner")(x)
+    else:
+        y = ops.softmax(layers.Dense(TARGET_SIZE, dtype=dtype)(x))
+        y = layers.Activation("linear", dtype="float32")(y) if kind == "linear" else y + 1e-9
+    with pytest.raises(ValueError, match="needs a model that returns logits, got probabilities"):
+        check_stepping(randomize(keras.Model(target, y), 0))
+
+
 def test_a_forbidden_token_hides_nothing():
     """One logit of -1e9 is no measure of the others."""
     mixer = MIXERS["bidirectional"]()

@@ -324,11 +324,17 @@ def _pictures(converter: Any) -> Arguments:
     else:
         resize = size[0] if converter.crop_to_aspect_ratio else None
         result["images"] = ImageProcessor(size, resize, resample, channels if channels > 1 else 3)
-        if not converter.antialias:
-            result["notes"] = (
-                "pictures of another size are reduced with Pillow's filters, which average; the "
-                "converter has antialias=False",
+        notes = []
+        if converter.crop_to_aspect_ratio:
+            notes.append(
+                "pictures of another shape are resized, then cropped; the converter crops first, "
+                "so their pixels differ slightly, most in small pictures that are enlarged"
             )
-        return result
+        if not converter.antialias:
+            notes.append(
+                "pictures of another size are reduced with Pillow's filters, which average; the "
+                "converter has antialias=False"
+            )
+        return {**result, "notes": tuple(notes)}
     result["notes"] = (f"no rule for pictures, as the converter has {reason}: give images=",)
     return result

@@ -88,6 +88,9 @@ def _sizes_of_images(config: Config) -> Arguments:
 def _sizes_of_texts(config: Config) -> Arguments:
     config.only(is_causal=True)
     size = config.integer("vocab_size", 49408)
+    if isinstance(config.fields.get("eos_token_id"), list):
+        expected = "one id, as the vector of a text is that of its end token"
+        config.refuse("eos_token_id", config.fields["eos_token_id"], expected)
     end_id = config.integer("eos_token_id", 49407, minimum=0, maximum=size - 1)
     return {
         "vocabulary_size": size,

@@ -47,7 +47,9 @@ def _width(dim: int, ratio: int, gated: bool) -> int:
 
 def arguments(config: Config, named: Named) -> Arguments:
     """The arguments of `vit`."""
-    shared = vision_arguments(config, 14 if _registers(config) == 0 else 16)
+    # The family with registers, also with 0 of them, has another patch size and antialiasing.
+    registers = config.text("model_type", None) != "dinov2"
+    shared = vision_arguments(config, 16 if registers else 14)
     if len({*as_pair("image_size", shared["image_size"])}) > 1:
         # transformers takes the table of positions for a square, whatever the size is.
         config.refuse("image_size", shared["image_size"], "a square")
@@ -61,15 +63,14 @@ def arguments(config: Config, named: Named) -> Arguments:
         "layer_norm_epsilon": config.number("layer_norm_eps", 1e-6),
         "layer_scale": config.number("layerscale_value", 1.0),
         "drop_path": config.number("drop_path_rate", 0.0, 1),
-        "num_registers": _registers(config),
-        "antialias": _registers(config) > 0,
+        "num_registers": config.integer("num_register_tokens", 4, minimum=0) if registers else 0,
+        "antialias": registers,
     }
 
 
-def _registers(config: Config) -> int:
-    if config.text("model_type", None) == "dinov2":
-        return 0
-    return config.integer("num_register_tokens", 4)
+def _of_registers(model: models.Model) -> bool:
+    """Whether a model is of the family with registers, which may have 0 of them."""
+    return bool(model.arguments.get("num_registers") or model.arguments.get("antialias"))
 
 
 def fields(model: models.Model, architecture: str) -> Fields:
@@ -95,14 +96,18 @@ def fields(model: models.Model, architecture: str) -> Fields:
         "layerscale_value": given["layer_scale"],
         "drop_path_rate": given["drop_path"],
     }
-    if given.get("num_registers"):
+    if _of_registers(model):
         return {**found, "num_register_tokens": given["num_registers"]}
     return {**found, "use_mask_token": False}
 
 
-def _mask_token(model: models.Model) -> dict[str, np.ndarray]:
-    """A token for masked patches, which `transformers` expects and this model does not have."""
-    return {"embeddings.mask_token": np.zeros((1, model.arguments["dim"]), "float32")}
+def _unread_tokens(model: models.Model) -> dict[str, np.ndarray]:
+    """The token of masked patches and 0 registers: `transformers` expects what this model lacks."""
+    dim = model.arguments["dim"]
+    tokens = {"embeddings.mask_token": np.zeros((1, dim), "float32")}
+    if not model.arguments["num_registers"]:
+        tokens["embeddings.register_tokens"] = np.zeros((1, 0, dim), "float32")
+    return tokens
 
 
 DINOV2 = Family(
@@ -120,9 +125,7 @@ DINOV2 = Family(
             prefixes=("classifier.",),
         ),
     },
-    is_of=lambda model: (
-        model.arguments["layer_scale"] is not None and not model.arguments["num_registers"]
-    ),
+    is_of=lambda model: model.arguments["layer_scale"] is not None and not _of_registers(model),
     # Training with masked patches is not supported, so the token for them is left out.
     names=Names(prefix="dinov2.", ignored=(r"embeddings\.mask_token",)),
     base="Dinov2Model",
@@ -134,10 +137,8 @@ DINOV2_WITH_REGISTERS = replace(
         name.replace("Dinov2", "Dinov2WithRegisters"): architecture
         for name, architecture in DINOV2.architectures.items()
     },
-    is_of=lambda model: (
-        model.arguments["layer_scale"] is not None and bool(model.arguments["num_registers"])
-    ),
+    is_of=lambda model: model.arguments["layer_scale"] is not None and _of_registers(model),
     names=Names(prefix="dinov2_with_registers.", ignored=(r"embeddings\.mask_token",)),
     base="Dinov2WithRegistersModel",
-    constants=_mask_token,
+    constants=_unread_tokens,
 )

@@ -21,7 +21,7 @@ from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.signatures.signature import Signature, new_traces
 from keras_tfm.export.signatures.text import LITERT_OPERATORS
 from keras_tfm.generation.interface import interface_of
-from keras_tfm.keras_internals import sublayers
+from keras_tfm.keras_internals import sublayers, with_signbit
 from keras_tfm.models.without_storage import allocate
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import bytes_by_scopes
@@ -168,7 +168,7 @@ def _convert(
     groups = [[x] for x in signatures] if stand_ins and not of_text else [signatures]
     with atomic_files.temporary_folder() as folder:
         scope = nullcontext() if stand_ins is None else stand_ins.tracing()
-        with new_traces(), quantization.tracing(), scope:
+        with new_traces(), quantization.tracing(), _sign_without_bits(), scope:
             for number, group in enumerate(groups):
                 _log.info("tracing %s", ", ".join(signature.name for signature in group))
                 if stand_ins is not None:
@@ -270,6 +270,18 @@ def _clamp_infinities(model: ModelT) -> None:
         if np.isinf(values).any():
             limits = np.finfo(dtype)
             model.buffers[buffer].data = values.clip(limits.min, limits.max).view("uint8")
+
+
+@contextmanager
+def _sign_without_bits() -> Iterator[None]:
+    """Keras's `signbit`, which its argmax and argmin call, has LiteRT's operators inside."""
+
+    def sign(x: tf.Tensor) -> tf.Tensor:
+        # -0 is not less than 0, but its reciprocal is.
+        return tf.where(tf.equal(x, 0), 1 / x, x) < 0
+
+    with _lock, with_signbit(sign):  # another thread would restore what this one has set
+        yield
 
 
 @contextmanager

@@ -403,10 +403,22 @@ def export_litertlm(
         model_path = folder / "verified.tflite"
         verified = converted.with_signatures([x.name for x in own]) if own else converted
         _without_drafts(verified).save(model_path)
+        drafting = None
+        if drafts:
+            drafting = folder / "drafting.tflite"
+            verified.save(drafting)
         tolerance = generation.get("tolerance")
         if adapters is None:
             return verify_litertlm(
-                model, new, model_path, request, reader, chat, tolerance, pictured=pictured
+                model,
+                new,
+                model_path,
+                request,
+                reader,
+                chat,
+                tolerance,
+                pictured=pictured,
+                drafting=drafting,
             )
         with with_effect(model):
             adapter = save_adapter(model, folder / "adapter.npz")

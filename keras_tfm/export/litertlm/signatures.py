@@ -37,7 +37,6 @@ from keras_tfm.export.signatures.signature import (
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies.drafts import best_tokens
 from keras_tfm.layers import DecodingScope
-from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
 
 # The input of a signature that takes no ids.
 _VECTORS = "embeddings"
@@ -69,8 +68,7 @@ def litertlm_signatures(request: Request, vision: Vision | None = None) -> list[
     settings = {**caches.settings, "capacity": caches.columns}
     drafts = draft_count(request.model)
     result = []
-    for length in (*request.prompt_lengths, 1):
-        role = "decode" if length == 1 else "prefill"
+    for role, length in [*(("prefill", n) for n in request.prompt_lengths), ("decode", 1)]:
         name, spec = request.target, tf.TensorSpec((1, length), "int32")
         if vision is not None:
             name, spec = _VECTORS, tf.TensorSpec((1, length, vision.width), "float32")
@@ -187,12 +185,9 @@ def _is_mask(name: str) -> bool:
 
 def _step(caches: _Caches, with_logits: bool, drafts: int) -> Function:
     """The function of a signature: its arguments by name -> its results by name."""
-    request = caches.request
 
     def step(given: Tensors) -> Tensors:
         tokens, places = caches.read(given)
-        if with_logits:
-            tokens = _as_tokens(request, tokens)
         with places, _scope(caches, given) as scope:
             if with_logits and drafts:
                 logits, others = caches.step_partly(given, tokens)
@@ -207,12 +202,12 @@ def _step(caches: _Caches, with_logits: bool, drafts: int) -> Function:
 
 def _verify(caches: _Caches, drafts: int) -> Signature:
     """The signature `verify`, which LiteRT-LM runs with a drafter."""
-    request, count = caches.request, drafts + 1
+    count = drafts + 1
 
     def verify(given: Tensors) -> Tensors:
         tokens = ids_of(given[_VECTORS])
         with _scope(caches, given) as scope:
-            logits, others = caches.step_partly(given, _as_tokens(request, tokens))
+            logits, others = caches.step_partly(given, tokens)
             wrong = tf.cast(best_tokens(logits[0])[:-1] != tokens[0, 1:], "int32")
             # The index of the first wrong draft, or of the last token.
             kept = tf.argmax(tf.pad(wrong, [(0, 1)], constant_values=1), output_type="int32")
@@ -262,12 +257,6 @@ def _draft_ids(outputs: Sequence[tf.Tensor]) -> tf.Tensor:
     """The best token of each draft head, (1, 1, n), as numbers; of outputs (1, 1, n, V)."""
     (heads,) = outputs
     return tf.cast(best_tokens(heads[0, 0]), "float32")[tf.newaxis, tf.newaxis]
-
-
-def _as_tokens(request: Request, ids: tf.Tensor) -> tf.Tensor:
-    """Ids (1, T) that are no padding: the model masks none of them."""
-    known = request.interface.inputs[request.target]
-    return ids if known.padding is None else tf.where(ids == known.pad_id, REAL_PAD, ids)
 
 
 def _scope(caches: _Caches, given: Tensors) -> DecodingScope:

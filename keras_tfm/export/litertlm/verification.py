@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from keras_tfm.export.litertlm.package import Chat, Picture, missing_litert_lm
 from keras_tfm.export.litertlm.signatures import draft_count
 from keras_tfm.export.litertlm.vision import Vision
 from keras_tfm.export.signatures.request import Request
-from keras_tfm.export.verification.checks import Check, check, top_1_gaps
+from keras_tfm.export.verification.checks import Check, check, difference, top_1_gaps
 from keras_tfm.export.verification.comparison import ModelOutputs
 from keras_tfm.export.verification.verify import (
     EXACT,
@@ -24,8 +25,10 @@ from keras_tfm.export.verification.verify import (
     verify,
 )
 from keras_tfm.matmul_precision import full_precision
+from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD, TokenRows
 from keras_tfm.runtime.inspection.subprocesses import run_module
 from keras_tfm.runtime.manifest.records import Json
+from keras_tfm.runtime.manifest.storage import import_litert
 from keras_tfm.runtime.media.decoded_picture import import_pillow
 from keras_tfm.runtime.model import Model, load
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
@@ -39,6 +42,8 @@ _TOKENS = 32
 _PICTURES = 4
 # The name of the stock runtime's check.
 _NAME = "LiteRT-LM"
+# The number of steps that read a padding id, or the token behind one.
+_PADDED_STEPS = 5
 
 
 class _Answer(NamedTuple):
@@ -103,12 +108,14 @@ def verify_litertlm(
     tolerance: float | None,
     adapters: tuple[Path, Path] | None = None,
     pictured: Pictured | None = None,
+    drafting: Path | None = None,
 ) -> Verification:
     """Compares a .litertlm file with the model.
 
-    The logits of its signatures are compared as `verify` does. The stock runtime, in a separate
-    process, must generate the text that they generate greedily, whose tokens must be those of the
-    model, as far as the rounding of the weights allows.
+    The logits of its signatures are compared as `verify` does; if the padding id may be a token,
+    also those of steps that read it. The stock runtime, in a separate process, must generate the
+    text that they generate greedily, whose tokens must be those of the model, as far as the
+    rounding of the weights allows.
 
     Args:
         model: functional `keras.Model` in float32.
@@ -121,6 +128,7 @@ def verify_litertlm(
         adapters: the model's adapter, as a file for our runtime and as one for LiteRT-LM.
         pictured: `Pictured` of a model that reads pictures: the runtime must also answer questions
             about some with the text of the signatures.
+        drafting: Path of the .tflite file with the signature "verify", of a model with draft heads.
 
     Raises:
         VerificationError: something differs.
@@ -130,6 +138,8 @@ def verify_litertlm(
     verification = verify(model, signatures, None, tolerance, adapter=own)
     _log.info("running %s with LiteRT-LM", path.name)
     prompts = _prompts(request, tokenizer, _lengths(request))
+    prompts += _padded_prompts(request, tokenizer, [text for text, _ in prompts])
+    decode = next(x for x in verification.checks if x.signature == "decode")
     with load(signatures, adapter=own) as file:
 
         def answer_to(text: str, ids: list[int], pixels: np.ndarray | None = None) -> _Answer:
@@ -143,6 +153,10 @@ def verify_litertlm(
                 ids = pictured.ids([_question(text)], tokenizer, request)
                 if len(ids) < _longest(request):
                     about.append(answer_to(text, ids, pixels))
+        if _may_be_token(request):
+            verification.checks.append(_padded_steps(model, request, file, decode))
+    if drafting is not None:
+        verification.checks.append(_verified_drafts(model, request, drafting, decode))
     conversations = [] if chat is None else _conversations(chat)
     drafts = draft_count(model)
     pictures = []
@@ -167,7 +181,6 @@ def verify_litertlm(
             "adapter": None if stock is None else str(stock),
         },
     )
-    decode = next(x for x in verification.checks if x.signature == "decode")
     # It runs the same graph: only the rounding of activations differs. Among many logits, the
     # largest errors are six times as large as usual, and those of two tokens add up.
     allowed = 12 * (EXACT + STEP[verification.quantization]) * decode.scale
@@ -245,6 +258,99 @@ def _prompts(
     return texts_of_lengths(tokenizer, lambda text: _ids_of(text, tokenizer, request), lengths)
 
 
+def _may_be_token(request: Request) -> bool:
+    """Whether the model masks a padding id, but not where it is a token between others."""
+    return request.interface.inputs[request.target].padding is not None
+
+
+def _padded_prompts(
+    request: Request, tokenizer: Tokenizer, texts: Sequence[str]
+) -> list[tuple[str, list[int]]]:
+    """Texts in which the padding id is a token, between others and at the end, and their ids.
+
+    Empty if the id is only padding, or if the tokenizer does not read it in a text.
+    """
+    pad = tokenizer.token(request.pad_id)
+    if not _may_be_token(request) or not pad:
+        return []
+    text = next(filter(None, texts), "a")
+    made = [f"{text}{pad}{text}", f"{text}{pad}"]
+    prompts = [(text, _ids_of(text, tokenizer, request)) for text in made]
+    return [x for x in prompts if request.pad_id in x[1] and len(x[1]) < _longest(request)]
+
+
+def _padded_row(request: Request, length: int) -> np.ndarray:
+    """Random ids (length,), every other one the padding id if it may be a token."""
+    known = request.interface.inputs[request.target]
+    size = known.vocabulary_size or request.model.outputs[0].shape[-1]
+    others = np.setdiff1d(np.arange(size), [request.pad_id, *request.end_ids])
+    row = np.random.default_rng(0).choice(others, length)
+    if _may_be_token(request):
+        row[1::2] = request.pad_id
+    return row
+
+
+def _logits_of(model: keras.Model, request: Request, ids: np.ndarray) -> np.ndarray:
+    """The model's logits (T, V) after each of the ids (T,), none of which is padding."""
+    inputs = {request.target: _as_tokens(request, ids[np.newaxis])}
+    logits: np.ndarray = ModelOutputs(model).logits(inputs)[0]
+    return logits
+
+
+def _as_tokens(request: Request, ids: np.ndarray) -> np.ndarray:
+    """Ids for a full pass, which reads a padding id that may be a token as one, as a step does."""
+    if _may_be_token(request):
+        ids = np.where(ids == request.pad_id, REAL_PAD, ids)
+    return ids.astype("int32")
+
+
+def _padded_steps(model: keras.Model, request: Request, file: Model, decode: Check) -> Check:
+    """The check of a prompt with padding ids, and of steps that read them as generated tokens."""
+    prompt = min(min(request.prompt_lengths) + 2, _longest(request) - 1) // 2 * 2 or 1
+    row = _padded_row(request, min(prompt + _PADDED_STEPS, _longest(request)))
+    logits: list[np.ndarray] = []
+
+    def choose(x: np.ndarray) -> np.ndarray:
+        logits.append(x[0])
+        # Padding ids in turn with others: an end token that is one ends the answer.
+        return row[prompt - 1 + len(logits) :][:1]
+
+    begun = time.perf_counter()
+    for _ in file.stream({request.target: TokenRows([row[:prompt].tolist()])}, choose):
+        if prompt + len(logits) == len(row):
+            break
+    ms = 1e3 * (time.perf_counter() - begun) / len(logits)
+    full = _logits_of(model, request, row)[prompt - 1 :][: len(logits)]
+    return _check_logits("padding id", np.stack(logits), full, ms, decode)
+
+
+def _verified_drafts(model: keras.Model, request: Request, drafting: Path, decode: Check) -> Check:
+    """The check of the logits of "verify", of which the first draft may be the padding id."""
+    interpreter = import_litert("interpreter").Interpreter(str(drafting))
+    verify_drafts = interpreter.get_signature_runner("verify")
+    row = _padded_row(request, draft_count(model) + 1)
+    given = {
+        name: np.zeros(x["shape"], x["dtype"])
+        for name, x in verify_drafts.get_input_details().items()
+    }
+    given["embeddings"][0, :, 0] = row
+    given["input_pos"][:] = np.arange(len(row))
+    begun = time.perf_counter()
+    logits = verify_drafts(**given)["logits"][0]
+    ms = 1e3 * (time.perf_counter() - begun)
+    return _check_logits("verify", logits, _logits_of(model, request, row), ms, decode)
+
+
+def _check_logits(
+    name: str, found: np.ndarray, full: np.ndarray, ms: float, decode: Check
+) -> Check:
+    """The check of logits (T, V) of a row, with a tolerance by that of "decode"."""
+    errors, gaps = difference(found, full), top_1_gaps(found, full)
+    result = check(name, 1, [errors], [full.ravel()], [gaps], [ms])
+    result.tolerance = 2 * decode.tolerance  # of few logits, the error is more a matter of chance
+    return result
+
+
 def _ids_of(text: str, tokenizer: Tokenizer, request: Request) -> list[int]:
     """The ids of a text, with the start token."""
     start = [] if request.start_id is None else [request.start_id]
@@ -310,7 +416,7 @@ def _answer(
 
     tokens = []
     known = request.interface.inputs[request.target].placeholder
-    for chosen in file.stream({**others, request.target: [ids]}, choose):
+    for chosen in file.stream({**others, request.target: TokenRows([ids])}, choose):
         if chosen[0] in request.end_ids:
             break
         tokens.append(int(chosen[0]))
@@ -354,12 +460,13 @@ def _against_model(
         ms: milliseconds per token of the runtime.
     """
     wanted, gaps = [], []
-    pads = [request.pad_id] if request.masked_target else []
+    is_hidden = request.masked_target and not _may_be_token(request)
+    pads = [request.pad_id] if is_hidden else []
     for x in answers:
-        # Keras masks a padding id that was generated; the file takes it for a token.
+        # Keras hides such a padding id, also a generated one; the file takes it for a token.
         count = next((n for n, token in enumerate(x.tokens) if token in pads), len(x.logits))
         read = [*x.ids, *x.tokens][: len(x.ids) + len(x.logits) - 1]
-        inputs = {**x.others, request.target: np.array([read], "int32")}
+        inputs = {**x.others, request.target: _as_tokens(request, np.array([read]))}
         full = ModelOutputs(model).logits(inputs)[0, len(x.ids) - 1 :][:count]
         wanted.append(full.ravel())
         gaps.append(top_1_gaps(x.logits[:count], full))

@@ -239,7 +239,9 @@ class _SumRule(StepRule):
 
     def begin(self, layer: keras.Layer, x: Tensor, rows: Size) -> Tensor:
         """Zeros (R, ...)."""
-        return ops.zeros((rows, *x.shape[2:]), dtype=layer.dtype or x.dtype)
+        # Truth values are counted.
+        dtype = layer.dtype or ("int32" if x.dtype == "bool" else x.dtype)
+        return ops.zeros((rows, *x.shape[2:]), dtype=dtype)
 
     def step(
         self, layer: keras.Layer, x: Tensor, state: Tensor, mask: Tensor | None

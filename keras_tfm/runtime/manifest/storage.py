@@ -123,9 +123,14 @@ def read(file: File, name: Path | None = None) -> Manifest:
     schema = import_litert("schema_py_generated")
     try:
         start, raw = _entry(content, schema, METADATA_NAME)
+    except Exception:  # flatbuffers raises many types on damaged bytes
+        raise ValueError(
+            f"{path} is damaged or truncated: its manifest is not in its {len(content):,} bytes"
+        ) from None
+    try:
         stored: Json = json.loads(raw or b"{}")
         expected = str(stored.get("sha256", ""))
-    except Exception as error:  # flatbuffers and json raise many types on damaged bytes
+    except Exception as error:  # json raises several types on damaged bytes
         raise ValueError(f"{path} is damaged: its manifest cannot be read ({error})") from None
     if raw is None:
         raise ValueError(

@@ -205,8 +205,7 @@ class DINO(Model):
                 if i != j:
                     log_q = ops.log_softmax(output / self.student_temperature, axis=-1)
                     terms.append(-ops.mean(ops.sum(target * log_q, axis=-1)))
-        strategy = getattr(self, "distribute_strategy", None)
-        return sum(terms) / (len(terms) * getattr(strategy, "num_replicas_in_sync", 1))
+        return sum(terms) / len(terms)
 
     def _targets(self, crops: list[Tensor]) -> list[Tensor]:
         """The teacher's distributions (B, K) for the global crops; moves the centre."""
