@@ -370,7 +370,10 @@ def verify(
     verify_inputs = _arrays(inputs, "--inputs")
     with work("loading TensorFlow"):
         from keras_tfm.export import verify as verify_file
-    loaded = load_model(model, custom, architecture=architecture, lazy=None)
+        from keras_tfm.export.checkpoints import size_of_images
+        from keras_tfm.runtime.manifest import storage
+    size = size_of_images(storage.read(file).images)
+    loaded = load_model(model, custom, architecture=architecture, image_size=size, lazy=None)
     with work(f"comparing {file.name} with {model.name}"):
         result = verify_file(loaded, file, verify_inputs, tolerance, adapter=adapter)
     print_result(result, as_json)

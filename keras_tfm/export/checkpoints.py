@@ -209,9 +209,16 @@ def _of_keras_hub(model: keras.Model | str | Path, segments: bool | None) -> Che
     )
 
 
-def keras_model(model: Any) -> Any:
-    """The Keras model of a folder or of KerasHub; anything else as it is."""
-    return load_checkpoint(model, lazy=None).model if is_checkpoint(model) else model
+def keras_model(model: Any, images: object = None) -> Any:
+    """The Keras model of a folder or of KerasHub; anything else as it is.
+
+    Args:
+        model: what an export takes.
+        images: the rules for pictures of a file, whose size the model of a folder gets.
+    """
+    if not is_checkpoint(model):
+        return model
+    return load_checkpoint(model, image_size=size_of_images(images), lazy=None).model
 
 
 def accept_checkpoints(

@@ -172,8 +172,9 @@ class SourceModel(SteppedModel):
         known, spec = self.interface.inputs[self.target], self._specs[self.target]
         shape, generator = (1, length, *spec.shape[2:]), np.random.default_rng(0)
         if "int" in spec.dtype or known.vocabulary_size is not None:
-            ids = generator.integers(1, max(2, known.vocabulary_size or 3), shape)
-            source = ids.astype(spec.dtype)
+            ids = np.arange(1, max(2, known.vocabulary_size or 3))
+            source = generator.choice(ids, shape).astype(spec.dtype)
+            self.place_named_ids(source, ids)
         else:
             scale = 1.0 if known.audio is None else 0.1
             source = generator.normal(size=shape, scale=scale).astype(spec.dtype)

@@ -1,9 +1,12 @@
 """A model split in two: the layers that run once per input, and those that run in every step."""
 
+import itertools
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_tfm.generation.interface import interface_of
@@ -25,6 +28,8 @@ from keras_tfm.models.identity import Marker
 
 # Function of a layer, its positional arguments and its keyword arguments that calls the layer.
 LayerCall = Callable[[Any, tuple[Any, ...], Arguments], Any]
+# The attributes of layers that hold token ids.
+_NAME_OF_IDS = re.compile("(^|_)(ids?|tokens?)$")
 
 
 class Call(NamedTuple):
@@ -166,6 +171,29 @@ class SteppedModel:
             if mask is not None:
                 encoded[f"{number}_mask"] = mask
         return encoded
+
+    def place_named_ids(self, ids: np.ndarray, known: np.ndarray) -> None:
+        """Writes the token ids that the model tells apart by name into the middle of some rows.
+
+        They are constants of operations (`ops.equal(tokens, 900)`), and attributes of layers whose
+        names tell of ids or tokens (`separator_id`). A check with random ids would rarely see them.
+
+        Args:
+            ids: (B, T, ...), changed; each row has the next one, in turns, from its middle on.
+            known: the ids that may be written.
+        """
+        found: dict[int, None] = {}  # in the order of the calls
+        for call in self.stepping:
+            arguments, attributes = call.node.arguments, vars(call.node.operation)
+            values = [*arguments.args, *arguments.kwargs.values()]
+            values += [x for name, x in attributes.items() if _NAME_OF_IDS.search(name)]
+            numbers = (x for x in keras.tree.flatten(values) if isinstance(x, int | np.integer))
+            found.update(dict.fromkeys(int(x) for x in numbers if x is not True))
+        rows, length = ids.shape[:2]
+        places = itertools.product(range(length // 2, length - 1), range(rows))
+        named = [x for x in found if x in known]
+        for (position, row), number in zip(places, named, strict=False):
+            ids[row, position] = number
 
     def input_name(self, name: str) -> str | None:
         """The input that a value of `encode` is; None for one that layers compute.

@@ -41,8 +41,6 @@ _SHARP = 64
 _LATER = 0.25
 # How far the sum of probabilities is from 1, in half precision, too.
 _OF_ONE = 1e-2
-# The attributes of layers that hold token ids.
-_NAME_OF_IDS = re.compile("(^|_)(ids?|tokens?)$")
 # How a cache's error ends, since outside of this check another model is the usual cause.
 _ANOTHER_MODEL = ": it was made by another model"
 
@@ -243,36 +241,12 @@ def _random_inputs(stepped: SteppedModel, length: int) -> dict[str, Tensor]:
             ids = generator.permutation(spread[np.arange(count) % len(spread)])
             inputs[name] = ids.reshape(shape).astype(x.dtype)
             if name == target:
-                _place(_named_ids(stepped, known_ids), inputs[name])
+                stepped.place_named_ids(inputs[name], known_ids)
             if known.placeholder is not None:  # in several steps
                 inputs[name][:, 1::2] = known.placeholder.token_id
         else:
             inputs[name] = generator.normal(size=shape).astype(x.dtype)
     return {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
-
-
-def _named_ids(stepped: SteppedModel, known: np.ndarray) -> list[int]:
-    """The token ids that the model tells apart by name, such as a separator's.
-
-    They are constants of operations (`ops.equal(tokens, 900)`), and attributes of layers whose
-    names tell of ids or tokens (`separator_id`).
-    """
-    found: dict[int, None] = {}  # in the order of the calls
-    for call in stepped.stepping:
-        arguments, attributes = call.node.arguments, vars(call.node.operation)
-        values = [*arguments.args, *arguments.kwargs.values()]
-        values += [x for name, x in attributes.items() if _NAME_OF_IDS.search(name)]
-        numbers = (x for x in keras.tree.flatten(values) if isinstance(x, int | np.integer))
-        found.update(dict.fromkeys(int(x) for x in numbers if x is not True))
-    return [x for x in found if x in known]
-
-
-def _place(special: list[int], ids: np.ndarray) -> None:
-    """Writes ids into the second halves of the rows (B, T, ...), in turns, not at their ends."""
-    rows, length = ids.shape[:2]
-    places = itertools.product(range(length // 2, length - 1), range(rows))
-    for (position, row), number in zip(places, special, strict=False):
-        ids[row, position] = number
 
 
 def _array(x: Tensor) -> np.ndarray:

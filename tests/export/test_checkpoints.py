@@ -57,8 +57,9 @@ def test_the_command_does_the_same_and_says_it(run, tmp_path):
     code, _, err = run("export", folder, tmp_path / "y.tflite", *options)
     assert code == 0 and "the model reads images" not in err
     assert runtime.load(tmp_path / "y.tflite").image_processors["pixels"].size == (28, 28)
-    code, _, err = run("verify", folder, tmp_path / "x.tflite")
-    assert code == 0, err
+    for name in ("x", "y"):
+        code, _, err = run("verify", folder, tmp_path / f"{name}.tflite")
+        assert code == 0, err
 
 
 @pytest.mark.parametrize("by_input", [False, True])
@@ -72,6 +73,7 @@ def test_the_caller_s_size_wins(by_input, tmp_path):
     )
     assert not any("the model reads images" in x for x in report.notes)
     assert runtime.load(tmp_path / "x.tflite").image_processors == {"pixels": images}
+    verify(folder, tmp_path / "x.tflite")
     assert load_checkpoint(folder, image_size=(35, 35)).model.input.shape[1:3] == (35, 35)
 
 

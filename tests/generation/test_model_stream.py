@@ -195,6 +195,14 @@ def test_what_cannot_read_in_pieces_is_refused(name):
     assert "\n" not in str(caught.value)
 
 
+def test_a_layer_that_one_id_makes_look_at_all_of_the_source_is_refused():
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    found = keras.ops.any(keras.ops.equal(tokens, 990), axis=1, keepdims=True)
+    x = layers.TokenEmbedding(1000, D)(tokens) + keras.ops.cast(found, "float32")[..., None]
+    with pytest.raises(ValueError, match="cannot read its source in pieces"):
+        generation.ModelStream(keras.Model(tokens, decoder(x, 4)), 2)
+
+
 def test_models_of_another_interface_are_refused():
     x = source()
     for model, message in (

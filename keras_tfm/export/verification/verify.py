@@ -225,7 +225,7 @@ def verify(
     if tolerance not in (None, math.inf):
         check_not_negative("tolerance", tolerance)
     file = LoadedFile(path, adapter=adapter)
-    model = keras_model(model)
+    model = keras_model(model, file.manifest.images)
     pairs = _pairs(model, file, inputs, merge_adapters=adapter is None)
     strategy = strategy or _strategy_of(file)
     comparison = Comparisons(
