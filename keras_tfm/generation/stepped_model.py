@@ -180,7 +180,7 @@ class SteppedModel:
 
         Args:
             ids: (B, T, ...), changed; each row has the next one, in turns, from its middle on.
-            known: the ids that may be written.
+            known: array of int, the ids that may be written.
         """
         found: dict[int, None] = {}  # in the order of the calls
         for call in self.stepping:
