@@ -372,7 +372,8 @@ def verify(
         from keras_tfm.export import verify as verify_file
         from keras_tfm.export.checkpoints import size_of_images
         from keras_tfm.runtime.manifest import storage
-    size = size_of_images(storage.read(file).images)
+    # Of a folder, the model of the file's size.
+    size = size_of_images(storage.read(file).images) if is_checkpoint(model) else None
     loaded = load_model(model, custom, architecture=architecture, image_size=size, lazy=None)
     with work(f"comparing {file.name} with {model.name}"):
         result = verify_file(loaded, file, verify_inputs, tolerance, adapter=adapter)

@@ -173,13 +173,13 @@ class SteppedModel:
         return encoded
 
     def place_named_ids(self, ids: np.ndarray, known: np.ndarray) -> None:
-        """Writes the token ids that the model tells apart by name into the middle of some rows.
+        """Writes token ids that the model contains into the second halves of the rows.
 
         They are constants of operations (`ops.equal(tokens, 900)`), and attributes of layers whose
-        names tell of ids or tokens (`separator_id`). A check with random ids would rarely see them.
+        names end in "id" or "token" (`separator_id`). Random ids would rarely include them.
 
         Args:
-            ids: (B, T, ...), changed; each row has the next one, in turns, from its middle on.
+            ids: (B, T, ...), changed in place: the rows get one id each, in turns.
             known: array of int, the ids that may be written.
         """
         found: dict[int, None] = {}  # in the order of the calls

@@ -61,8 +61,9 @@ def check_stepping(
     more changes, which a mixture of positions exceeds. Besides, other tokens in the second half
     must not change a layer's outputs in the first half: the full passes round alike.
 
-    The ids are spread over the vocabulary. Those that the model tells apart by name are among them:
-    constants of operations (`ops.equal(tokens, 900)`), and attributes such as `separator_id`.
+    The random ids cover the vocabulary from its first to its last id. They include ids that the
+    model itself contains: constants of operations (`ops.equal(tokens, 900)`) and attributes of
+    layers such as `separator_id`.
 
     Trainable weights that are all about 0 are random numbers during the check: a branch that a new
     model multiplies by 0 (ReZero, LayerScale) would hide what it mixes until it is trained.
@@ -76,8 +77,8 @@ def check_stepping(
             the median logit. Rounding alone gives 1e-6 in float32 and 1e-2 in bfloat16.
 
     Raises:
-        ValueError: a layer differs; the error names the first one. Or the model returns
-            probabilities.
+        ValueError: a layer differs; the error names the first one. Or the outputs are
+            probabilities, not logits.
 
     Example:
 

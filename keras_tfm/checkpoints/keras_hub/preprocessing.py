@@ -328,7 +328,7 @@ def _pictures(converter: Any) -> Arguments:
         if converter.crop_to_aspect_ratio:
             notes.append(
                 "pictures of another shape are resized, then cropped; the converter crops first, "
-                "so their pixels differ slightly, most in small pictures that are enlarged"
+                "so their pixels differ, most in small pictures that are enlarged"
             )
         if not converter.antialias:
             notes.append(
