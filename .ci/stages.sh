@@ -227,17 +227,19 @@ stage_examples() {
 
 # What every layer promises, RematScope, LoRA and quantization, norms, projections, dropout, the backend's
 # fused attention, and on PyTorch, which is faster at it, stepping, and that an encoder is called once; on JAX,
-# models between several devices. The rest is run by .ci/full: what no backend has a part in, configurations and
-# names; and on JAX a step of training of each layer, which compiles for two seconds.
+# models between several devices. .ci/full runs the rest: what no backend has a part in, configurations and
+# names; and on JAX what compiles for long, steps of training, .keras files, float16 beside bfloat16, and two
+# modes of RematScope.
 stage_layers() {
     with_layers
     local shared="not configuration and not names_do and not paths_of"
+    local quick="not a_fit_step and not a_keras_file and not mixed_float16 and not full-0.3 and not token-0.3"
     local contract=(tests/layers/test_{contract,keras_features,layer_normalization,projection,dropout,fused_attention,flash_attention,dropped_attention}.py)
     local pytest=("$WORK/layers/bin/python" -m pytest -n 0 -p no:cacheprovider)
     KERAS_BACKEND=torch "${pytest[@]}" -k "$shared" "${contract[@]}" \
         tests/layers/test_{stepping_matrix,composed_attention}.py tests/generation/test_stepped_model.py
     # XLA compiles each operation of each shape: unoptimized, in less than half the time.
-    KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" -k "$shared and not a_fit_step and not full-0.3" "${contract[@]}" \
+    KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" -k "$shared and $quick" "${contract[@]}" \
         tests/layers/test_{short_convolution,gated_delta_net,mamba2}.py
     KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" tests/generation/test_step_rules.py \
         -k "left_padding and (cells or LSTM or Gated or Depthwise)"

@@ -1,14 +1,19 @@
 """Chooses the tests of the default tier: the quick ones, and those with a branch of their own.
 
     pip install -e ".[examples,grammar,hub,lint,litertlm,test]"  # and what with_extras has
-    PYTHONPATH=.ci python -m pytest -p tiers --measure=FOLDER  # an hour on two cores
-    python .ci/tiers.py FOLDER  # writes tests/slow.txt
+    PYTHONPATH=.ci python -m pytest -p tiers --measure=FOLDER  # forty minutes on two cores
+    python .ci/tiers.py FOLDER  # adds to tests/slow.txt
+
+measures the tests of the default tier. With `--anew` in both commands, those of `tests/slow.txt`
+are measured, too, and the list is replaced: more than an hour.
 
 A test that computes for `QUICK` seconds or longer goes to the slow tier unless
 
-- it is the cheapest way to run some branch of the package (a weighted greedy set cover; Yoo and
-  Harman, "Regression testing minimization, selection and prioritization: a survey", 2012),
-- it has the marker `default`: it is about texts or sources, or what it states shows in no branch,
+- it is the cheapest way to run some branches of the package, at most `PRICE` seconds for each (a
+  weighted greedy set cover; Yoo and Harman, "Regression testing minimization, selection and
+  prioritization: a survey", 2012),
+- it is the cheapest of its file,
+- it runs no branch, or has the marker `default`: what it states shows in no branch,
 - it computes in processes of its own, whose branches are not seen, or
 - `.ci/mutation.py` counts on its file.
 """
@@ -20,6 +25,7 @@ import os
 import resource
 import sqlite3
 from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +36,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SLOW = ROOT / "tests" / "slow.txt"
-QUICK = 1.0
+QUICK = 0.5
+PRICE = 2.0
 HEADER = "# Slow tests beside those that are marked so. Written by .ci/tiers.py, which says why.\n"
 
 
@@ -48,6 +55,11 @@ class Test:
         """The name without the parameters."""
         return self.name.split("[")[0]
 
+    @property
+    def file(self) -> str:
+        """The file, from the project's root."""
+        return self.name.split("::")[0]
+
 
 # --- a plugin of pytest: what each test runs and computes
 
@@ -57,6 +69,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--measure", metavar="FOLDER", help="where .ci/tiers.py finds what was measured"
     )
+    parser.addoption("--anew", action="store_true", help="measure the tests of slow.txt, too")
 
 
 def pytest_configure(config):
@@ -120,9 +133,12 @@ def main() -> None:
     """Reads what a run has measured and writes the list of slow tests."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where `pytest --measure` wrote")
-    tests = read(parser.parse_args().folder)
+    parser.add_argument("--anew", action="store_true", help="replace the list")
+    arguments = parser.parse_args()
+    tests = read(arguments.folder)
     slow = choose(tests)
-    SLOW.write_text(HEADER + "".join(f"{line}\n" for line in lines(tests, slow)))
+    listed = [] if arguments.anew else SLOW.read_text().splitlines()[1:]
+    SLOW.write_text(HEADER + "".join(f"{line}\n" for line in lines(tests, slow, listed)))
     minutes = [sum(x.seconds for x in part) / 60 for part in (tests, slow)]
     print(
         f"{len(slow)} of {len(tests)} tests are slow: {minutes[1]:.1f} of {minutes[0]:.1f} minutes"
@@ -161,15 +177,18 @@ def choose(tests: list[Test]) -> list[Test]:
     files = {file for _, found in mutation.TARGETS.values() for file in found}
     count = 1 + max((int(x.branches.max()) for x in tests if len(x.branches)), default=-1)
     is_new = np.ones(count, bool)
-    kept, rest = set(), []
+    kept = set()
 
     def keep(i: int) -> None:
         kept.add(i)
         is_new[tests[i].branches] = False
 
+    cheapest = {x.file: i for i, x in sorted(enumerate(tests), key=lambda x: -x[1].seconds)}
     for i, test in enumerate(tests):
-        if test.seconds < QUICK or test.stays or test.name.split("::")[0] in files:
+        stays = test.stays or test.file in files or not len(test.branches)
+        if stays or test.seconds < QUICK or i == cheapest[test.file]:
             keep(i)
+    always = set(kept)
 
     def value(i: int) -> float:
         """New branches a second, negative: the heap has the smallest first."""
@@ -182,16 +201,26 @@ def choose(tests: list[Test]) -> list[Test]:
         now = value(i)  # others have run some of its branches since
         if rest and now > rest[0][0]:
             heapq.heappush(rest, (now, i))
-        elif now:
+        elif -now >= 1 / PRICE:
             keep(i)
+
+    times = np.zeros(count, int)
+    for i in kept:
+        times[tests[i].branches] += 1
+    # Later ones may have made an earlier one superfluous.
+    for i in sorted(kept - always, key=lambda x: -tests[x].seconds):
+        if np.all(times[tests[i].branches] > 1):
+            kept.remove(i)
+            times[tests[i].branches] -= 1
     return [x for i, x in enumerate(tests) if i not in kept]
 
 
-def lines(tests: list[Test], slow: list[Test]) -> list[str]:
-    """The lines of the file: a function without its cases where all of them are slow."""
+def lines(tests: list[Test], slow: list[Test], listed: Iterable[str] = ()) -> list[str]:
+    """The lines of the file, with those of before; a function whose cases are all slow is one."""
     names = {x.name for x in slow}
     partly = {x.function for x in tests if x.name not in names}
-    return sorted({x.name if x.function in partly else x.function for x in slow})
+    found = {x.name if x.function in partly else x.function for x in slow} | {*listed}
+    return sorted(x for x in found if x == (function := x.split("[")[0]) or function not in found)
 
 
 if __name__ == "__main__":

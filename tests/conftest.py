@@ -105,7 +105,7 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("measure", None):  # which chooses anew
+    if not config.getoption("anew", None):  # as .ci/tiers.py measures them
         mark_slow(items)
     if config.option.without:
         known = {*Path(config.option.without).read_text().splitlines()}

@@ -92,6 +92,7 @@ def complaints(text, name):
     ]
 
 
+@pytest.mark.default
 @pytest.mark.parametrize("name", REVISED)
 def test_plain_english(name):
     found = []

@@ -38,8 +38,8 @@ def measured(name, seconds, branches, stays=False):
 
 
 def slow(*tests):
-    """The names of the slow ones, without the file."""
-    return [x.name.split("::")[1] for x in tiers.choose([*tests])]
+    """The names of the slow ones, without the file, which has a cheaper test without branches."""
+    return [x.name.split("::")[1] for x in tiers.choose([measured("quick", 0, []), *tests])]
 
 
 def test_quick_tests_stay():
@@ -48,7 +48,7 @@ def test_quick_tests_stay():
 
 
 def test_of_two_that_run_a_branch_the_cheaper_stays():
-    assert slow(measured("a", 9, [0, 1]), measured("b", 8, [0, 1])) == ["a"]
+    assert slow(measured("a", 4, [0, 1]), measured("b", 3, [0, 1])) == ["a"]
 
 
 def test_the_one_with_more_branches_a_second_stays():
@@ -56,18 +56,35 @@ def test_the_one_with_more_branches_a_second_stays():
     assert slow(*tests) == ["b", "c"]
 
 
-def test_a_branch_of_its_own_keeps_a_test_however_long_it_takes():
-    assert slow(measured("a", 5, [0, 1]), measured("b", 500, [1, 2])) == []
+def test_branches_of_its_own_keep_a_test_of_a_few_seconds_each():
+    own = measured("b", 2 * tiers.PRICE, [2, 3])
+    assert slow(measured("a", 3, [0, 1]), own, measured("c", 500, [4, 5])) == ["c"]
+
+
+def test_one_whose_branches_later_ones_run_goes():
+    """The first has the most branches a second; then each of the others has one of its own."""
+    tests = [
+        measured("a", 1, [0, 1, 2, 3]),
+        measured("b", 1, [0, 1, 4]),
+        measured("c", 1, [2, 3, 5]),
+    ]
+    assert slow(*tests) == ["a"]
 
 
 def test_branches_of_quick_tests_are_run_by_them():
     quick = measured("a", 0.01, [0, 1])
-    assert slow(quick, measured("b", 5, [0]), measured("c", 5, [1, 2])) == ["b"]
+    assert slow(quick, measured("b", 1, [0]), measured("c", 1, [1, 2])) == ["b"]
 
 
 def test_what_stays_whatever_it_runs():
     tests = [measured("a", 5, [0]), measured("b", 6, [0], stays=True), measured("c", 7, [0])]
-    assert slow(*tests) == ["a", "c"]
+    assert slow(*tests, measured("d", 8, [])) == ["a", "c"]
+
+
+def test_the_cheapest_of_a_file_stays():
+    names = [f"tests/test_{file}.py::{test}" for file in "xy" for test in "ab"]
+    tests = [tiers.Test(x, i + 50, False, np.array([0])) for i, x in enumerate(names)]
+    assert [x.name for x in tiers.choose(tests)] == [names[1], names[3]]
 
 
 def test_the_tests_of_the_mutants_stay():
@@ -80,6 +97,14 @@ def test_lines_name_cases_or_whole_functions():
     tests = [measured(x, 5, []) for x in ("a[1]", "a[2]", "b[1]", "b[2]", "c")]
     lines = tiers.lines(tests, [tests[0], tests[1], tests[2], tests[4]])
     assert lines == [f"tests/test_x.py::{x}" for x in ("a", "b[1]", "c")]
+
+
+def test_lines_of_before_stay_unless_their_function_is_slow_as_a_whole():
+    tests = [measured(x, 5, []) for x in ("a[1]", "a[2]", "b[1]")]
+    listed = [f"tests/test_x.py::{x}" for x in ("a[3]", "b[2]", "d")]
+    assert tiers.lines(tests, tests[:2], listed) == [
+        f"tests/test_x.py::{x}" for x in ("a", "b[2]", "d")
+    ]
 
 
 def test_what_was_measured_is_read(tmp_path):

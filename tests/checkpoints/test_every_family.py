@@ -23,6 +23,7 @@ transformers = pytest.importorskip("transformers")
 FAST = {f"{name}, {architecture_of(name)}" for name in TYPES}
 
 
+@pytest.mark.default  # a table has rows, and few branches
 @pytest.mark.parametrize(
     "case", [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in CASES]
 )

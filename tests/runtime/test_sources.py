@@ -2,9 +2,11 @@
 
 import io
 import multiprocessing
+import operator
 import pickle
 import shutil
 import zipfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -106,10 +108,6 @@ def test_benchmarks_need_a_path(content):
 # Another current folder
 
 
-def answer(model):
-    return logits(model).tolist()
-
-
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     """The files in the current folder; a function that changes to another one."""
@@ -134,5 +132,7 @@ def test_the_current_folder_may_change(elsewhere, expected, cached):
 def test_a_spawned_process_loads_it_from_another_folder(elsewhere, expected):
     model = runtime.load(Path("x.tflite"))
     elsewhere()
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(answer, (model,)) == expected.tolist()
+    # A pool of `multiprocessing` would wait for ever if the process could not load the model.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        answer = pool.submit(operator.methodcaller("predict_text", TEXT), model).result()
+    np.testing.assert_array_equal(answer["output"], expected)
