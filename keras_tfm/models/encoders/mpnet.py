@@ -6,8 +6,8 @@ from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
-# Section 3.1 of the paper: BERT-base's sizes. mpnet(30527, **SIZES["base"]); all-mpnet-base-v2 and
-# the other embedders of sentence-transformers with this name have them, too.
+# The paper's section on experiments: BERT-base's sizes, which the embedder all-mpnet-base-v2 has,
+# too. mpnet(30527, **SIZES["base"]).
 SIZES: dict[str, Arguments] = {
     "base": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
 }
@@ -40,7 +40,8 @@ def mpnet(
     q_t k_s / sqrt(K) + b_h[bucket(s - t)].
 
     The first two rows of the table of absolute positions stay unused, as in RoBERTa. Padding must
-    be on the right: the original counts positions from the first token that is not padding.
+    be on the right, and no token of a text may have its id: the original numbers the tokens that
+    are not padding.
 
     Args:
         max_length: int, maximum number of tokens.
