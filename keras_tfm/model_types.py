@@ -98,6 +98,10 @@ MODEL_TYPES = (
         "encoder", padding="`pad_token_id`, usually 50283", vocabularies={"": 50368},
     ),
     ModelType(
+        "mpnet", "MPNet", "encoders.mpnet:MPNET", "mpnet", "encoder", padding=_PAD_1,
+        vocabularies={"": 30527}, tokenizer="MPNetTokenizer",
+    ),
+    ModelType(
         "openai-gpt", "GPT", "decoders.gpt:GPT1", "gpt", "decoder",
         arguments={"normalize_first": False}, tokenizer="OpenAIGPTTokenizer",
     ),

@@ -38,6 +38,7 @@ def own_options():
     return {
         "deberta-v2": {"num_buckets": 4, "kernel_size": 3},
         "modernbert": {"dim": 2 * dim},
+        "mpnet": {"pad_id": 1},
         "openai-gpt": {"intermediate_dim": 4 * dim},  # n_inner is unknown to transformers
         "gpt_neo": {"windows": [None, 4]},
         "mistral": {"windows": 4},

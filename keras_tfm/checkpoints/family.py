@@ -70,6 +70,9 @@ class Family:
         unused: function of a model that returns the tensors of `transformers` on which the model's
             outputs do not depend, and which it does not have. They are ignored when loaded, and
             saved with these values.
+        unread: names of the tensors that a folder may have although its class does not read them,
+            such as the pooler of a masked language model. They are ignored where a model has no
+            weight for them.
         has_own_blocks: bool, whether `arguments` reads `per_layer_config`: fields of single blocks.
         not_saved: names of the builder's arguments that `config.json` cannot have. Default: what
             the input is, of models of images and audio.
@@ -88,6 +91,7 @@ class Family:
     preprocessor: Callable[[Model], Fields | None] = lambda model: None
     unused: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
     aliases: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
     has_own_blocks: bool = False
     not_saved: tuple[str, ...] = ("image_size", "audio")
 

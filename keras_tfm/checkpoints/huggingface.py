@@ -278,8 +278,10 @@ def open_huggingface(
     with without_storage():  # a configuration may describe a model of any size
         model = build(arguments)
         named.take_constants(family.constants(model))
-        named.leave_out(family.unused(model))
-        named.check(name, family.entries(model), _hint(family, named, name))
+        entries = family.entries(model)
+        read = {tensor for entry in entries for tensor in entry.tensors}
+        named.leave_out([*family.unused(model), *(x for x in family.unread if x not in read)])
+        named.check(name, entries, _hint(family, named, name))
         if added:
             build(given)
         if "max_length" in sizes and not (family.constants(model) or _has_positions(model)):

@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_tfm import atomic_files, models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
-from keras_tfm.checkpoints.family import Family
+from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.huggingface import (
     FAMILIES,
     float32_model,
@@ -258,14 +258,23 @@ def save_sentence_transformer(
 def _architecture(transformer: Path, family: Family) -> str | None:
     """The class of the transformer, if `config.json` has another one.
 
-    It may name a language model although the folder has no output layer, which
-    sentence-transformers does not read.
+    It may name a class with a head that the folder does not have, such as a masked language model
+    in all-mpnet-base-v2: sentence-transformers reads no heads.
     """
     named = Named(Tensors(transformer), family.names)
     names = Config(transformer).fields.get("architectures")
     known = [family.architectures.get(x) for x in names] if isinstance(names, list) else []
-    is_language_model = any(x is not None and x.kind == "language_model" for x in known)
-    return family.base if is_language_model and not named.begins("lm_head.") else None
+    for architecture in known:
+        if architecture is not None and not all(map(named.begins, _head_prefixes(architecture))):
+            return family.base
+    return None
+
+
+def _head_prefixes(architecture: Architecture) -> tuple[str, ...]:
+    """The prefixes of the tensors of a class's head."""
+    if architecture.kind == "language_model":
+        return ("lm_head.",)
+    return () if architecture.kind is None else architecture.prefixes
 
 
 def _projections(model: models.Model) -> list[keras.layers.Dense]:

@@ -31,6 +31,7 @@ from keras_tfm.models.encoders.deberta import deberta
 from keras_tfm.models.encoders.distilbert import distilbert
 from keras_tfm.models.encoders.electra import electra, replaced_token_detection
 from keras_tfm.models.encoders.modernbert import modernbert
+from keras_tfm.models.encoders.mpnet import mpnet
 from keras_tfm.models.encoders.roberta import roberta
 from keras_tfm.models.features_of import features_of
 from keras_tfm.models.gallery.alignment_heads import masked_msa, pair_classifier
@@ -124,6 +125,7 @@ __all__ = [
     "modernbert",
     "moonshine",
     "moonshine_streaming",
+    "mpnet",
     "multiple_choice",
     "next_sentence",
     "olmo2",

@@ -222,6 +222,66 @@ def test_a_language_model_without_its_output_layer(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("builder", "head"),
+    [
+        ("bert", "BertForMaskedLM"),
+        ("roberta", "RobertaForMaskedLM"),
+        ("mpnet", "MPNetForMaskedLM"),
+        ("mpnet", "MPNetForSequenceClassification"),
+    ],
+)
+def test_a_class_whose_head_is_not_in_the_folder(builder, head, tmp_path):
+    """As in all-mpnet-base-v2 and all-distilroberta-v1: their config.json names the class of the
+    language model from which they were trained."""
+    sizes = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 13}
+    options = {"segments": False} if builder == "bert" else {}
+    model = getattr(models, builder)(len(WORDS), **sizes, **options)
+    model = randomize(models.sentence_embedding(model))
+    checkpoints.save_sentence_transformer(model, tmp_path)
+    change(tmp_path / "config.json", {"architectures": [head]})
+    again = checkpoints.load_sentence_transformer(tmp_path)
+    ids = np.array([[2, 9, 8, 7]], "int32")
+    assert_close(again({"tokens": ids}), model({"tokens": ids}), FLOAT32)
+
+
+def test_a_folder_of_sentence_transformers(tmp_path):
+    """As all-mpnet-base-v2: MPNet with noise on every weight, its mean, length 1."""
+    package, transformers = (
+        pytest.importorskip(x) for x in ("sentence_transformers", "transformers")
+    )
+    import torch
+    from real_lines import lines, word_pieces
+    from sentence_transformers.sentence_transformer import modules
+
+    words = ["<s>", "<pad>", "</s>", "<unk>", *word_pieces()[1:], "<mask>"]  # without [PAD]
+    config = transformers.MPNetConfig(
+        vocab_size=len(words), hidden_size=30, num_hidden_layers=2, num_attention_heads=5,
+        intermediate_size=13, max_position_embeddings=514, layer_norm_eps=1e-5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformer = transformers.MPNetModel(config)
+    with torch.no_grad():
+        for x in transformer.parameters():
+            x.add_(0.3 * torch.randn(x.shape))
+    transformer.save_pretrained(tmp_path / "transformer")
+    (tmp_path / "transformer" / "vocab.txt").write_text("".join(f"{x}\n" for x in words))
+    first = modules.Transformer(str(tmp_path / "transformer"), max_seq_length=48)
+    parts = [first, modules.Pooling(30, "mean"), modules.Normalize()]
+    theirs = package.SentenceTransformer(modules=parts, device="cpu")
+    theirs.save(str(tmp_path / "embedder"))
+    change(tmp_path / "embedder" / "config.json", {"architectures": ["MPNetForMaskedLM"]})
+    texts = [*lines()[::40], "", "a <mask> b", "one two three " * 40]
+    wanted = theirs.encode(texts)
+    model = checkpoints.load_sentence_transformer(tmp_path / "embedder")
+    assert model.head.arguments["max_seq_length"] == 48
+    tokenizer = checkpoints.load_tokenizer(tmp_path / "embedder")
+    assert_close(generation.embed(model, texts, tokenizer), wanted, FLOAT32)
+    path = tmp_path / "embedder.tflite"
+    export_tflite(tmp_path / "embedder", path, source_length=[16, 48])
+    assert_close(runtime.load(path).embed(texts), wanted, FLOAT32)
+
+
+@pytest.mark.parametrize(
     ("builder", "options", "pooling", "template"),
     [
         # As Qwen3-Embedding: the tokenizer ends each text with the padding token.

@@ -49,6 +49,7 @@ def test_a_file_can_carry_it(case):
     ("case", "text"),
     [
         ("bert", "the quick brown fox"),
+        ("mpnet", "the quick brown fox"),
         ("gpt2", "größere Wörter, 日本語 😀"),
         ("gpt1", "the quick brown fox"),
         ("t5", "the quick brown fox"),

@@ -62,6 +62,38 @@ def test_word_pieces(lowercase, settings, tmp_path):
     assert ours == theirs
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        None,
+        {"tokenizer_class": "MPNetTokenizer", "do_lower_case": False},
+        {"tokenizer_class": "MPNetTokenizerFast", "tokenize_chinese_chars": False},
+        {"mask_token": {"content": "<mask>", "lstrip": False, "__type": "AddedToken"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("file", ["tokenizer.json", "vocab.txt"])
+def test_word_pieces_of_mpnet(file, settings, tmp_path):
+    """A text, and a pair with two tokens between its texts."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", *WORDS, "<mask>"]
+    (tmp_path / "vocab.txt").write_text("".join(f"{x}\n" for x in words))
+    config = {"model_type": "mpnet", "vocab_size": len(words)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if file == "tokenizer.json":
+        transformers.MPNetTokenizer.from_pretrained(tmp_path)._tokenizer.save(
+            str(tmp_path / "tokenizer.json")
+        )
+        (tmp_path / "vocab.txt").unlink()
+    if settings is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours = load_tokenizer(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in [*TEXTS, "the <mask> film", "the<mask> </s>"]:
+        assert ours.encode(text).ids == theirs(text)["input_ids"], text
+        assert ours.encode(text, "café").ids == theirs(text, "café")["input_ids"], text
+    assert ours.encode("the", "film").ids == [0, 9, 2, 2, 10, 2]
+
+
 @pytest.mark.parametrize("name", ["GPT2Tokenizer", "Qwen2Tokenizer"])
 @pytest.mark.parametrize("prefix", [False, True])
 @pytest.mark.parametrize("setting", [False, True])

@@ -67,6 +67,8 @@ MODERNBERT = {
         "sliding_attention": {"rope_theta": 5.0, "rope_type": "default"},
     },
 }  # fmt: skip
+# Rows are longer than the distance from which on all have one bucket, 128.
+MPNET = {**SIZES, "max_position_embeddings": 152}
 EVERY_SECOND = ["full_attention", "sliding_attention"] * 2
 MODELS = [
     *[(f"Roberta{x}", {**SIZES, "type_vocab_size": 1, **more}) for x, more in HEADS.items()],
@@ -100,6 +102,9 @@ MODELS = [
         "ModernBertForSequenceClassification",
         {**MODERNBERT, "classifier_pooling": "mean", "classifier_dropout": 0.3},
     ),
+    *[(f"MPNet{x}", {**MPNET, **more}) for x, more in HEADS.items()],
+    ("MPNetModel", {**MPNET, "layer_norm_eps": 0.1, "hidden_act": "relu"}),
+    ("MPNetForMaskedLM", {**MPNET, "hidden_act": "silu"}),
     *[(f"DebertaV2{x}", {**DEBERTA, **more}) for x, more in HEADS.items()],
     *[("DebertaV2Model", {**DEBERTA, **more}) for more in DEBERTA_OPTIONS.values()],
     ("DebertaV2ForMaskedLM", {**DEBERTA, "embedding_size": 5, "conv_kernel_size": 3}),
@@ -150,6 +155,7 @@ FAST = {
     "ElectraForPreTraining",
     "AlbertForMaskedLM",
     "ModernBertForMaskedLM",
+    "MPNetForMaskedLM",
     "DebertaV2ForMaskedLM",
 }
 
@@ -157,7 +163,7 @@ FAST = {
 @pytest.mark.parametrize(("name", "options"), one_of_each(MODELS, FAST))
 def test_both_ways(name, options, tmp_path):
     theirs, ours = made(name, options, tmp_path / "theirs")
-    length = 13 if name.startswith("Deberta") else 8
+    length = {"Deb": 13, "MPN": 150}.get(name[:3], 8)
     assert_same(ours, theirs, length)
     again = saved(ours, type(theirs), tmp_path / "ours")
     assert_same(ours, again, length)
@@ -168,7 +174,7 @@ def test_both_ways(name, options, tmp_path):
         assert again.config.num_labels == theirs.config.num_labels
 
 
-@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "AlbertModel"])
+@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "AlbertModel", "MPNetModel"])
 def test_a_model_without_a_pooler(name, tmp_path):
     torch.manual_seed(0)
     cls = getattr(transformers, name)
@@ -180,6 +186,55 @@ def test_a_model_without_a_pooler(name, tmp_path):
     checkpoints.save_huggingface(ours, tmp_path / "ours")
     again = cls.from_pretrained(tmp_path / "ours", add_pooling_layer=False)
     assert_same(ours, again)
+
+
+@pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification"])
+@pytest.mark.parametrize("family", ["Roberta", "MPNet"])
+def test_a_pooler_that_the_class_does_not_read(family, head, tmp_path):
+    """As in the released folders of masked language models, with all names of tied tensors."""
+    from safetensors.numpy import load_file, save_file
+
+    theirs, _ = made(f"{family}{head}", {**SIZES, "num_labels": 3}, tmp_path)
+    tensors, prefix = load_file(tmp_path / "model.safetensors"), family.lower()
+    tensors[f"{prefix}.pooler.dense.weight"] = np.ones((10, 10), "float32")
+    tensors[f"{prefix}.pooler.dense.bias"] = np.ones(10, "float32")
+    tensors[f"{prefix}.embeddings.position_ids"] = np.arange(13)[np.newaxis]
+    if head == "ForMaskedLM":
+        tensors["lm_head.decoder.bias"] = tensors["lm_head.bias"].copy()
+        table = tensors[f"{prefix}.embeddings.word_embeddings.weight"]
+        tensors["lm_head.decoder.weight"] = table.copy()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    assert_same(checkpoints.load_huggingface(tmp_path), theirs)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("relative_attention_num_buckets", 64), ("pad_token_id", 3)]
+)
+def test_what_mpnet_has_as_a_constant(field, value, tmp_path):
+    """transformers computes with 32 buckets, and numbers positions by the padding id 1."""
+    cls = transformers.MPNetModel
+    cls(cls.config_class(**SIZES, **{field: value})).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"{field}.*{value}"):
+        checkpoints.load_huggingface(tmp_path)
+
+
+def test_another_padding_id_of_mpnet_is_not_saved(tmp_path):
+    from keras_tfm import models
+
+    model = models.mpnet(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=9, pad_id=0)
+    with pytest.raises(ValueError, match=r"mpnet: pad_id must be 1 to be saved.*, got 0"):
+        checkpoints.save_huggingface(model, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
+def test_buckets_of_mpnet():
+    from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+
+    from keras_tfm.layers import t5_buckets
+
+    distances = np.arange(-600, 601)
+    expected = MPNetEncoder.relative_position_bucket(torch.from_numpy(distances)).numpy()
+    np.testing.assert_array_equal(t5_buckets(distances, 32, 128, causal=False), expected)
 
 
 # Those of the released checkpoints, and odd ones.
@@ -221,4 +276,17 @@ def test_sizes_of_deberta_have_as_many_parameters(size):
         theirs = transformers.DebertaV2Model(config)
     with without_storage():
         model = models.deberta(128100, **ours)
+    assert model.count_params() == sum(x.numel() for x in theirs.parameters())
+
+
+def test_the_size_of_mpnet_has_as_many_parameters():
+    """That of the published configuration."""
+    from keras_tfm import models
+    from keras_tfm.models.encoders.mpnet import SIZES as MPNET_SIZES
+    from keras_tfm.models.without_storage import without_storage
+
+    with torch.device("meta"):
+        theirs = transformers.MPNetModel(transformers.MPNetConfig(max_position_embeddings=514))
+    with without_storage():
+        model = models.mpnet(30527, **MPNET_SIZES["base"], pooler=True)
     assert model.count_params() == sum(x.numel() for x in theirs.parameters())

@@ -58,7 +58,7 @@ CASES = {
     **{
         f"{family}, predict": (partial(small_model, family), {**PREDICT, "source_length": 5})
         for family in (
-            *("bert", "deberta-v2", "electra", "albert", "roberta", "distilbert"),
+            *("bert", "deberta-v2", "electra", "albert", "roberta", "distilbert", "mpnet"),
             *("clip", "clip_text_model", "lxmert", "vilbert", "imagegpt"),
         )
     },

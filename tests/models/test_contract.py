@@ -170,11 +170,17 @@ def model_of(case):
     return randomize(make(case))
 
 
+def padding_of(case):
+    """The id that pads: transformers numbers MPNet's positions by 1, whatever a folder says."""
+    return 1 if builder_of(CASES[case][0]) == "mpnet" else 0
+
+
 @functools.cache
 def inputs_of(case):
     """Two rows, the second padded; a target starts with the start token and is padded too."""
+    pad = padding_of(case)
     arrays = {
-        "tokens": [[9, 4, 5, 6, 3], [8, 3, 0, 0, 0]],  # 3 ends a text
+        "tokens": [[9, 4, 5, 6, 3], [8, 3, pad, pad, pad]],  # 3 ends a text
         "segments": [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]],
         "source": [[9, 4, 5, 6, 3], [8, 3, 0, 0, 0]],
         "target": [[1, 4, 5, 6, 7], [1, 9, 0, 0, 0]],
@@ -327,12 +333,15 @@ def test_a_copy_in_half_precision_answers_nearly_as_well(case):
 def test_more_padding_changes_nothing(case):
     """In a sequence of features, no row that is a token's; in one vector a row, nothing."""
     inputs, expected = inputs_of(case), expected_of(case)
+    pad = padding_of(case)
     longer = {
-        name: x if name in REGIONS or x.ndim > 2 else np.pad(x, [(0, 0), (0, 2)])
+        name: x
+        if name in REGIONS or x.ndim > 2
+        else np.pad(x, [(0, 0), (0, 2)], constant_values=pad)
         for name, x in inputs.items()
     }
     ids = (x for name, x in inputs.items() if x.dtype == "int32" and name not in REGIONS)
-    real = next(ids, np.zeros((2, 0))) != 0
+    real = next(ids, np.full((2, 0), pad)) != pad
     for name, x in outputs_of(model_of(case), longer).items():
         wanted = expected[name]
         if wanted.shape[1:2] == real.shape[1:]:

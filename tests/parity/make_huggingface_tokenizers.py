@@ -71,6 +71,8 @@ def main() -> None:
     t5("t5", {})
     t5("t5_few", {"extra_ids": 7}, "identity")
     successors()
+    mpnet("mpnet", None)
+    mpnet("mpnet_cased", {"do_lower_case": False, "tokenize_chinese_chars": False})
     for case, cls in (("bert", "Bert"), ("gpt2", "GPT2"), ("t5", "T5")):
         saved = getattr(transformers, f"{cls}Tokenizer").from_pretrained(FOLDER / case)
         folder = new(f"{case}_json", {"model_type": case})
@@ -195,18 +197,32 @@ def new(case: str, config: dict, settings: dict | None = None) -> Path:
 
 def bert(case: str, settings: dict) -> None:
     folder = new(case, {"model_type": "bert", "vocab_size": 400}, settings)
+    word_pieces(folder, settings, BERT_SPECIAL)
+    expect(folder, transformers.BertTokenizer.from_pretrained(folder), pairs=True)
+
+
+def mpnet(case: str, settings: dict | None) -> None:
+    """RoBERTa's special tokens before BERT's vocabulary, and the mask behind it."""
+    folder = new(case, {"model_type": "mpnet", "vocab_size": 300}, settings)
+    word_pieces(folder, settings or {}, ["<s>", "<pad>", "</s>", "<unk>", *BERT_SPECIAL])
+    with (folder / "vocab.txt").open("a") as file:
+        file.write("<mask>\n")
+    expect_same(folder, transformers.MPNetTokenizer.from_pretrained(folder))
+
+
+def word_pieces(folder: Path, settings: dict, special: list[str]) -> None:
+    """Writes `vocab.txt`."""
     trained = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
     options = {key.replace("do_lower_case", "lowercase"): x for key, x in settings.items()}
     options.pop("tokenize_chinese_chars", None)
     trained.normalizer = tokenizers.normalizers.BertNormalizer(**options)
     trained.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     trainer = tokenizers.trainers.WordPieceTrainer(
-        vocab_size=250, special_tokens=BERT_SPECIAL, show_progress=False
+        vocab_size=250, special_tokens=special, show_progress=False
     )
     trained.train_from_iterator(CORPUS, trainer)
     words = sorted(trained.get_vocab().items(), key=lambda x: x[1])
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word, _ in words))
-    expect(folder, transformers.BertTokenizer.from_pretrained(folder), pairs=True)
 
 
 def gpt2(case: str, settings: dict) -> None:

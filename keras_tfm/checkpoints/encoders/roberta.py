@@ -14,15 +14,18 @@ from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
 
+# Released folders of masked language models have a pooler, which none of these classes reads.
+POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 
-def _table(model: models.Model) -> tuple[Row, ...]:
+
+def head_rows(model: models.Model) -> tuple[Row, ...]:
+    """The rows of the pooler and the heads, which MPNet shares."""
     heads: tuple[Row, ...] = dense("classifier", "classifier", head=True)
     pooler = dense("pooler", "pooler.dense")
     if model.head is not None and model.head.kind == "sequence_classifier":
         heads = dense("classifier", "classifier.out_proj", head=True)
         pooler = dense("pooler", "classifier.dense", head=True)
     return (
-        *ENCODER,
         *pooler,
         *heads,
         *dense("transform", "lm_head.dense", head=True),
@@ -46,7 +49,12 @@ def _arguments(config: Config, named: Named) -> Arguments:
     }
 
 
-def _architectures(name: str) -> dict[str, Architecture]:
+def architectures(name: str) -> dict[str, Architecture]:
+    """The classes of a family by name, which MPNet has, too.
+
+    Args:
+        name: str, the first part of their names, such as "Roberta".
+    """
     return {
         f"{name}Model": Architecture(lambda model, config: model),
         f"{name}ForMaskedLM": Architecture(
@@ -87,10 +95,10 @@ def _fields(model: models.Model, architecture: str) -> Fields:
 ROBERTA = Family(
     model_type="roberta",
     builder=models.roberta,
-    table=_table,
+    table=lambda model: (*ENCODER, *head_rows(model)),
     arguments=_arguments,
     fields=_fields,
-    architectures=_architectures("Roberta"),
+    architectures=architectures("Roberta"),
     is_of=lambda model: not model.arguments["multilingual"],
     names=Names(
         prefix="roberta.",
@@ -101,11 +109,12 @@ ROBERTA = Family(
         ignored=(r"embeddings\.(position_ids|token_type_ids)",),
     ),
     base="RobertaModel",
+    unread=POOLER,
 )
 XLM_ROBERTA = replace(
     ROBERTA,
     model_type="xlm-roberta",
-    architectures=_architectures("XLMRoberta"),
+    architectures=architectures("XLMRoberta"),
     is_of=lambda model: model.arguments["multilingual"],
     base="XLMRobertaModel",
 )

@@ -34,13 +34,14 @@ def load_tokenizer(
     Args:
         folder: str or Path, a GGUF file, which has its tokenizer (GPT-2's or Llama's kind); or it
             contains `tokenizer.json`, or the files of a tokenizer class:
-            `vocab.txt` (BERT, DistilBERT, ELECTRA), `vocab.json` and `merges.txt` (GPT, GPT-2,
-            GPT-Neo, RoBERTa, BART, Qwen), `spiece.model` (T5, ALBERT), `sentencepiece.bpe.model`
-            (XLM-R), `tokenizer.model` (Llama, Gemma), `source.spm`, `target.spm` and `vocab.json`
-            (Marian), or `sentencepiece.bpe.model` and `vocab.json` (M2M-100). The class is that of
-            `tokenizer_config.json`, or else follows from the model type in `config.json`. Added
-            tokens and other settings are read from `tokenizer_config.json`,
-            `special_tokens_map.json` and `added_tokens.json`, which are optional.
+            `vocab.txt` (BERT, DistilBERT, ELECTRA, MPNet), `vocab.json` and `merges.txt` (GPT,
+            GPT-2, GPT-Neo, RoBERTa, BART, Qwen), `spiece.model` (T5, ALBERT),
+            `sentencepiece.bpe.model` (XLM-R), `tokenizer.model` (Llama, Gemma), `source.spm`,
+            `target.spm` and `vocab.json` (Marian), or `sentencepiece.bpe.model` and `vocab.json`
+            (M2M-100). The class is that of `tokenizer_config.json`, or else follows from the model
+            type in `config.json`. Added tokens and other settings are read from
+            `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`, which are
+            optional.
         target: bool, whether to load the tokenizer of target texts, which Marian has. It also
             decodes generated tokens, as the other one does if both have one vocabulary.
         vocabulary_size: int, number of token ids of the model, if it is loaded with another number
@@ -232,12 +233,44 @@ def _has(folder: Path, files: tuple[str, ...]) -> bool:
     return all((folder / file).is_file() for file in files)
 
 
-def _word_piece(settings: TokenizerSettings, file: Path) -> Tokenizer:
+def _bert(settings: TokenizerSettings, file: Path) -> Tokenizer:
     """The WordPiece tokenizer of BERT (arXiv:1810.04805)."""
+    special = {key: f"[{key.upper()}]" for key in ("unk", "sep", "pad", "cls", "mask")}
+    tokenizer, first, last = _word_piece(settings, file, special)
+    tokenizer.post_processor = settings.package.processors.TemplateProcessing(
+        single=f"{first}:0 $A:0 {last}:0",
+        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in (first, last)],
+    )
+    return tokenizer
+
+
+def _mpnet(settings: TokenizerSettings, file: Path) -> Tokenizer:
+    """The tokenizer of MPNet: BERT's pieces, with RoBERTa's special tokens around each text."""
+    mask = settings.get("mask_token", "<mask>")
+    if isinstance(mask, str):  # the space before it belongs to it, unless the settings deny it
+        fields = {**settings.fields, "mask_token": {"content": mask, "lstrip": True}}
+        settings = TokenizerSettings(settings.folder, fields)
+    special = {"bos": "<s>", "eos": "</s>", "unk": "[UNK]", "sep": "</s>", "pad": "<pad>"}
+    special |= {"cls": "<s>", "mask": "<mask>"}
+    tokenizer, first, last = _word_piece(settings, file, special)
+    tokenizer.post_processor = settings.package.processors.RobertaProcessing(
+        *((token, tokenizer.token_to_id(token)) for token in (last, first)), add_prefix_space=False
+    )
+    return tokenizer
+
+
+def _word_piece(
+    settings: TokenizerSettings, file: Path, special: dict[str, str]
+) -> tuple[Tokenizer, str, str]:
+    """A tokenizer of BERT's words and pieces, and the tokens before and after a text.
+
+    Args:
+        settings, file: the settings of a folder, and its `vocab.txt`.
+        special: the special tokens of the class, by name, which the settings may replace.
+    """
     package = settings.package
-    names = {
-        key: settings.text(key, f"[{key.upper()}]") for key in ("unk", "sep", "pad", "cls", "mask")
-    }
+    names = {key: settings.text(key, token) for key, token in special.items()}
     with reading(file):
         # Only a line feed ends a line: other separators may be tokens.
         with file.open(encoding="utf-8", newline="\n") as opened:
@@ -256,17 +289,12 @@ def _word_piece(settings: TokenizerSettings, file: Path) -> Tokenizer:
     tokenizer.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = package.decoders.WordPiece(prefix="##")
     settings.add_tokens(tokenizer, {**names})
-    first, last = names["cls"], names["sep"]
-    tokenizer.post_processor = package.processors.TemplateProcessing(
-        single=f"{first}:0 $A:0 {last}:0",
-        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
-        special_tokens=[(name, vocabulary[name]) for name in (first, last)],
-    )
-    return tokenizer
+    return tokenizer, names["cls"], names["sep"]
 
 
 # Classes that follow the settings of lower case, accents and Chinese characters.
-_WORD_PIECES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+_BERTS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+_WORD_PIECES = (*_BERTS, "MPNetTokenizer")
 # Classes that follow `add_prefix_space`.
 _BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokenizer")
 # Parts of a `tokenizer.json` that change no text.
@@ -277,7 +305,8 @@ _NOTHING = {
 _PAIRS = ("vocab.json", "merges.txt")
 # By class of transformers, its files and the function that makes its tokenizer from them.
 _CLASSES: dict[str, tuple[tuple[str, ...], Callable[..., Tokenizer]]] = {
-    **dict.fromkeys(_WORD_PIECES, (("vocab.txt",), _word_piece)),
+    **dict.fromkeys(_BERTS, (("vocab.txt",), _bert)),
+    "MPNetTokenizer": (("vocab.txt",), _mpnet),
     "OpenAIGPTTokenizer": (_PAIRS, byte_pairs.gpt1),
     "GPT2Tokenizer": (_PAIRS, byte_pairs.gpt2),
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer"), (_PAIRS, byte_pairs.roberta)),

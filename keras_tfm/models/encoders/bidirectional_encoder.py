@@ -41,20 +41,23 @@ class BidirectionalEncoder(EncoderArguments):
     pad_id: int = 0
     position_offset: int = 0
 
-    def build(self, name: str, shared_block: bool = False, pooler: bool = False) -> Model:
+    def build(
+        self, name: str, shared_block: bool = False, pooler: bool = False, **attention: Any
+    ) -> Model:
         """The model: features (B, T, D), or with a pooler "features" and "pooled".
 
         Args:
             name: str, the model's name.
             shared_block: bool, whether all blocks share the weights of one, as in ALBERT.
             pooler: bool, whether there is an output "pooled".
+            attention: further arguments of each block's `MultiHeadSelfAttention`.
         """
         inputs, x = self.embed()
         x = self.normalize(x)
         if shared_block or self.embedding_dim not in (None, self.dim):
             x = self.project(x)
         names = ["encoder"] if shared_block else [f"encoder_{i}" for i in range(self.num_layers)]
-        blocks = [self.block(name) for name in names]
+        blocks = [self.block(name, **attention) for name in names]
         for i in range(self.num_layers):
             x = blocks[i % len(blocks)](x)
         x = Marker("features", embedding="embedding", blocks=names, dtype=self.dtype)(x)
