@@ -30,6 +30,7 @@ from keras_tfm.models.encoders.bert import bert
 from keras_tfm.models.encoders.deberta import deberta
 from keras_tfm.models.encoders.distilbert import distilbert
 from keras_tfm.models.encoders.electra import electra, replaced_token_detection
+from keras_tfm.models.encoders.mobilebert import mobilebert
 from keras_tfm.models.encoders.modernbert import modernbert
 from keras_tfm.models.encoders.roberta import roberta
 from keras_tfm.models.features_of import features_of
@@ -121,6 +122,7 @@ __all__ = [
     "masked_language_model",
     "masked_msa",
     "mbart",
+    "mobilebert",
     "modernbert",
     "moonshine",
     "moonshine_streaming",

@@ -67,6 +67,29 @@ MODERNBERT = {
         "sliding_attention": {"rope_theta": 5.0, "rope_type": "default"},
     },
 }  # fmt: skip
+# Each width is another; two of the three feed-forward networks are stacked below the last.
+MOBILEBERT = {
+    **SIZES, "hidden_size": 12, "embedding_size": 6, "intra_bottleneck_size": 10,
+    "num_feedforward_networks": 3,
+}  # fmt: skip
+MOBILEBERT_OPTIONS = {
+    "layer norms": {"normalization_type": "layer_norm", "layer_norm_eps": 0.1},
+    "queries of the bottleneck": {"use_bottleneck_attention": True},
+    "queries of the bottleneck, unshared": {
+        "use_bottleneck_attention": True, "key_query_shared_bottleneck": False,
+    },
+    "one network": {"num_feedforward_networks": 1, "hidden_act": "gelu"},
+    "equal widths": {"intra_bottleneck_size": 10, "hidden_size": 10},
+    "no bottleneck": {"use_bottleneck": False, "hidden_size": 10},
+    "no bottleneck, layer norms": {
+        "use_bottleneck": False, "hidden_size": 10, "normalization_type": "layer_norm",
+    },
+    "single tokens": {"trigram_input": False},
+    "single tokens, not projected": {"trigram_input": False, "embedding_size": 12},
+    "wide embeddings": {"embedding_size": 14},
+    "no pooler": {"classifier_activation": False},
+    "padding": {"pad_token_id": 4, "type_vocab_size": 3},
+}  # fmt: skip
 EVERY_SECOND = ["full_attention", "sliding_attention"] * 2
 MODELS = [
     *[(f"Roberta{x}", {**SIZES, "type_vocab_size": 1, **more}) for x, more in HEADS.items()],
@@ -99,6 +122,19 @@ MODELS = [
     (
         "ModernBertForSequenceClassification",
         {**MODERNBERT, "classifier_pooling": "mean", "classifier_dropout": 0.3},
+    ),
+    *[
+        (f"MobileBert{x}", {**MOBILEBERT, **more})
+        for x, more in [
+            *HEADS.items(), ("ForPreTraining", {}), ("ForNextSentencePrediction", {}),
+        ]
+    ],
+    *[("MobileBertModel", {**MOBILEBERT, **more}) for more in MOBILEBERT_OPTIONS.values()],
+    ("MobileBertForMaskedLM", {**MOBILEBERT, "embedding_size": 12, "layer_norm_eps": 0.1}),
+    ("MobileBertForMaskedLM", {**MOBILEBERT, "normalization_type": "layer_norm"}),
+    (
+        "MobileBertForSequenceClassification",
+        {**MOBILEBERT, "classifier_activation": False, "classifier_dropout": 0.3, "num_labels": 3},
     ),
     *[(f"DebertaV2{x}", {**DEBERTA, **more}) for x, more in HEADS.items()],
     *[("DebertaV2Model", {**DEBERTA, **more}) for more in DEBERTA_OPTIONS.values()],
@@ -136,7 +172,10 @@ def assert_same(ours, theirs, length=8):
     if not isinstance(actual, dict):
         actual = {"features" if "last_hidden_state" in output else "logits": actual}
     for name, x in actual.items():
-        expected = output[OUTPUTS.get(name, name)].numpy()
+        known = OUTPUTS.get(name, name)
+        if name == "next_sentence" and type(theirs).__name__.startswith("MobileBert"):
+            known = "seq_relationship_logits"
+        expected = output[known].numpy()
         if expected.shape[:2] == real.shape:  # of real positions
             x, expected = x[real], expected[real]
         tolerance = FEATURES if name == "features" else LOGITS
@@ -149,6 +188,7 @@ FAST = {
     "DistilBertForMaskedLM",
     "ElectraForPreTraining",
     "AlbertForMaskedLM",
+    "MobileBertForPreTraining",
     "ModernBertForMaskedLM",
     "DebertaV2ForMaskedLM",
 }
@@ -168,7 +208,7 @@ def test_both_ways(name, options, tmp_path):
         assert again.config.num_labels == theirs.config.num_labels
 
 
-@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "AlbertModel"])
+@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "AlbertModel", "MobileBertModel"])
 def test_a_model_without_a_pooler(name, tmp_path):
     torch.manual_seed(0)
     cls = getattr(transformers, name)

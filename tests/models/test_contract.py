@@ -54,6 +54,7 @@ WITH_HEADS = {
     "mbart": ["sequence_classifier"],
     "deberta-v2": ["sequence_classifier"],
     "electra": ["replaced_token_detection"],
+    "mobilebert": ["masked_language_model", "multiple_choice"],
     "modernbert": ["multiple_choice"],
     "gpt2": ["backbone", "sequence_classifier"],
     "gemma3_text": ["sequence_classifier"],
@@ -319,6 +320,8 @@ def test_a_copy_in_half_precision_answers_nearly_as_well(case):
             not x.startswith(("clip", "whisper, features", "evoformer", "dvae"))
             # Without padding, T5Gemma's classifier does not see the last token of a text.
             and x != "t5gemma, sequence_classifier"
+            # Its last token reads the padding after it: tests/models/test_mobilebert.py.
+            and name != "mobilebert"
             and x not in ("siglip", "siglip_vision_model", "siglip2", "siglip2_vision_model")
             and getattr(TYPES.get(name), "kind", "") != "images"
         )

@@ -266,7 +266,9 @@ def _word_piece(settings: TokenizerSettings, file: Path) -> Tokenizer:
 
 
 # Classes that follow the settings of lower case, accents and Chinese characters.
-_WORD_PIECES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+_WORD_PIECES = (
+    "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer",
+)  # fmt: skip
 # Classes that follow `add_prefix_space`.
 _BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokenizer")
 # Parts of a `tokenizer.json` that change no text.
