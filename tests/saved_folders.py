@@ -43,6 +43,7 @@ OPTIONS = {
     },
     "mobilebert, no bottleneck, pooler or projection": {
         "bottleneck_dim": None, "trigram": False, "embedding_dim": 12, "pooler_dense": False,
+        "architecture": "MobileBertForSequenceClassification",
     },
     "gpt2, scaled by layer": {"scale_scores_by_layer": True, "tie_output": False},
     "qwen2, windows": {"windows": [None, 4]},

@@ -139,7 +139,9 @@ class BottleneckEncoderBlock(TransformerBlock):
             narrow = x_shape
         else:
             narrow = (*x_shape[:-1], self.bottleneck_dim)
-            self.bottleneck_projection = self._dense("bottleneck_projection", self.bottleneck_dim, True)
+            self.bottleneck_projection = self._dense(
+                "bottleneck_projection", self.bottleneck_dim, True
+            )
             self.bottleneck_projection.build(x_shape)
             self.bottleneck_norm.build(narrow)
             if self.query_key_bottleneck:

@@ -57,13 +57,20 @@ class ElementwiseAffine(RematerializedLayer):
         if x_shape[-1] is None:
             raise ValueError(f"{self.name} expects a known last axis, got shape {tuple(x_shape)}")
         shape = (x_shape[-1],)
-        self.gamma = self.add_weight(name="gamma", shape=shape, initializer=self.gamma_initializer)
-        self.beta = self.add_weight(name="beta", shape=shape, initializer=self.beta_initializer)
+        self.gamma = self.add_weight(
+            name="gamma", shape=shape, initializer=self.gamma_initializer, autocast=False
+        )
+        self.beta = self.add_weight(
+            name="beta", shape=shape, initializer=self.beta_initializer, autocast=False
+        )
         self.built = True
 
     def call(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
-        return x * ops.cast(self.gamma, x.dtype) + ops.cast(self.beta, x.dtype)
+        # As the norms: in float32, and rounded once.
+        wide = ops.cast(x, keras.backend.result_type(x.dtype, "float32"))
+        gamma, beta = (ops.cast(weight, wide.dtype) for weight in (self.gamma, self.beta))
+        return ops.cast(wide * gamma + beta, x.dtype)
 
     def compute_output_shape(self, x_shape: Shape) -> Shape:
         """The shape of the input."""

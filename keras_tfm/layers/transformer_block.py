@@ -606,6 +606,7 @@ class TransformerDecoderBlock(TransformerBlock):
 
 
 def with_finite_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+    """`finite_padding`, without its cost if there is no mask."""
     return x if mask is None else finite_padding(x, masks.key_mask("mask", mask, x))
 
 

@@ -80,9 +80,12 @@ MOBILEBERT_OPTIONS = {
     },
     "one network": {"num_feedforward_networks": 1, "hidden_act": "gelu"},
     "equal widths": {"intra_bottleneck_size": 10, "hidden_size": 10},
-    "no bottleneck": {"use_bottleneck": False, "hidden_size": 10},
+    "no bottleneck": {
+        "use_bottleneck": False, "hidden_size": 10, "intra_bottleneck_size": 128,
+    },
     "no bottleneck, layer norms": {
-        "use_bottleneck": False, "hidden_size": 10, "normalization_type": "layer_norm",
+        "use_bottleneck": False, "hidden_size": 10, "intra_bottleneck_size": 128,
+        "normalization_type": "layer_norm",
     },
     "single tokens": {"trigram_input": False},
     "single tokens, not projected": {"trigram_input": False, "embedding_size": 12},
@@ -126,11 +129,13 @@ MODELS = [
     *[
         (f"MobileBert{x}", {**MOBILEBERT, **more})
         for x, more in [
-            *HEADS.items(), ("ForPreTraining", {}), ("ForNextSentencePrediction", {}),
+            *HEADS.items(),
+            ("ForPreTraining", {}),
+            ("ForNextSentencePrediction", {}),
         ]
     ],
     *[("MobileBertModel", {**MOBILEBERT, **more}) for more in MOBILEBERT_OPTIONS.values()],
-    ("MobileBertForMaskedLM", {**MOBILEBERT, "embedding_size": 12, "layer_norm_eps": 0.1}),
+    ("MobileBertForMaskedLM", {**MOBILEBERT, "embedding_size": 11, "layer_norm_eps": 0.1}),
     ("MobileBertForMaskedLM", {**MOBILEBERT, "normalization_type": "layer_norm"}),
     (
         "MobileBertForSequenceClassification",
@@ -208,11 +213,19 @@ def test_both_ways(name, options, tmp_path):
         assert again.config.num_labels == theirs.config.num_labels
 
 
-@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "AlbertModel", "MobileBertModel"])
-def test_a_model_without_a_pooler(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("BertModel", SIZES),
+        ("RobertaModel", SIZES),
+        ("AlbertModel", SIZES),
+        ("MobileBertModel", MOBILEBERT),
+    ],
+)
+def test_a_model_without_a_pooler(name, sizes, tmp_path):
     torch.manual_seed(0)
     cls = getattr(transformers, name)
-    theirs = cls(cls.config_class(**SIZES), add_pooling_layer=False).eval()
+    theirs = cls(cls.config_class(**sizes), add_pooling_layer=False).eval()
     theirs.save_pretrained(tmp_path / "theirs")
     ours = checkpoints.load_huggingface(tmp_path / "theirs")
     assert len(ours.outputs) == 1
@@ -220,6 +233,18 @@ def test_a_model_without_a_pooler(name, tmp_path):
     checkpoints.save_huggingface(ours, tmp_path / "ours")
     again = cls.from_pretrained(tmp_path / "ours", add_pooling_layer=False)
     assert_same(ours, again)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors is a no-op")
+def test_an_output_without_columns_of_its_own(tmp_path):
+    """MobileBERT's embeddings as wide as the model: the other weight there has no elements."""
+    options = {**MOBILEBERT, "embedding_size": 12}
+    theirs, ours = made("MobileBertForMaskedLM", options, tmp_path / "theirs")
+    assert_same(ours, theirs)
+    checkpoints.save_huggingface(ours, tmp_path / "ours")
+    again, report = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert report["missing_keys"] == {"cls.predictions.dense.weight"}
+    assert_same(ours, again.eval())
 
 
 # Those of the released checkpoints, and odd ones.

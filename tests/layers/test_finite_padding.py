@@ -8,9 +8,9 @@ from compare import assert_close, to_numpy
 from keras import ops
 
 from keras_tfm.layers import (
+    BottleneckEncoderBlock,
     DecodingScope,
     EndTokenPooling,
-    BottleneckEncoderBlock,
     MSABlock,
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,

@@ -304,7 +304,8 @@ def test_adapters_are_saved_and_merged(case, tmp_path):
 def test_a_copy_in_half_precision_answers_nearly_as_well(case):
     copy = with_dtype(model_of(case), "mixed_bfloat16")
     found, expected = outputs_of(copy, inputs_of(case)), expected_of(case)
-    assert_same(found, expected, BFLOAT16)
+    # Without norms, MobileBERT's features are ten times as large, and its pooler reads them.
+    assert_same(found, expected, 2 * BFLOAT16 if CASES[case][0] == "mobilebert" else BFLOAT16)
     assert any(np.any(found[name] != expected[name]) for name in found)
     back = with_dtype(copy, "float32")
     assert_same(outputs_of(back, inputs_of(case)), expected, 0.0)

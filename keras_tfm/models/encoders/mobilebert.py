@@ -90,9 +90,7 @@ class _Parts(BidirectionalEncoder):
                 "feed_forward": Residual(sum_norm=last, dropout=inner, dtype=self.dtype),
             },
             stacked_residual=Residual(sum_norm=self.norm(), dtype=self.dtype),
-            output_residual=Residual(
-                sum_norm=self.norm(), dropout=self.dropout, dtype=self.dtype
-            ),
+            output_residual=Residual(sum_norm=self.norm(), dropout=self.dropout, dtype=self.dtype),
             kernel_initializer=initializer(),
             dtype=self.dtype,
             name=name,
