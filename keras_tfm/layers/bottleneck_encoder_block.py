@@ -39,7 +39,7 @@ class BottleneckEncoderBlock(TransformerBlock):
             that of the last.
         output_residual: `Residual` around the narrow block. Default: with `ElementwiseAffine()`
             after the sum, and `dropout`.
-        **kwargs: the arguments of `TransformerBlock`.
+        **kwargs: the other arguments of `TransformerBlock`.
 
     Call arguments:
         x: float tensor (..., T, D).

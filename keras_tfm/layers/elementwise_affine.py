@@ -14,10 +14,10 @@ from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 class ElementwiseAffine(RematerializedLayer):
     """Scales and shifts each channel: what is left of layer normalisation without statistics.
 
-    y = gamma x + beta over the last axis: "NoNorm" of MobileBERT (arXiv:2004.02984), "Operational
-    Optimizations", and "Aff" of ResMLP (arXiv:2105.03404). It takes the place of a norm wherever a layer is
-    accepted, such as `Residual(sum_norm=ElementwiseAffine())`. It costs less on a device than a
-    norm, and does not bound its output.
+    y = gamma x + beta over the last axis: "NoNorm" of MobileBERT (arXiv:2004.02984), section
+    "Operational Optimizations", and "Aff" of ResMLP (arXiv:2105.03404). It takes the place of a
+    norm wherever a layer is accepted, such as `Residual(sum_norm=ElementwiseAffine())`. It has
+    fewer operators than a norm, and does not bound its output.
 
     Args:
         gamma_initializer: initializer of the scale gamma (D,).

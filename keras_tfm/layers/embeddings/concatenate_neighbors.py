@@ -15,8 +15,8 @@ class ConcatenateNeighbors(RematerializedLayer):
     """Concatenates the vectors of the next token, the token itself and the previous token.
 
     y_t = [x_t+1; x_t; x_t-1], with zeros beyond both ends. A dense layer after it is a convolution
-    over three tokens: the trigram input of MobileBERT (arXiv:2004.02984), "Embedding Factorization",
-    in the order of its released checkpoints.
+    over three tokens: the trigram input of MobileBERT (arXiv:2004.02984), section "Embedding
+    Factorization", in the order of its released checkpoints.
 
     The mask is passed on and has no other effect: as in `transformers`, the vector of padding is a
     neighbour like any other. So the last token of a text reads padding if there is some after it,
