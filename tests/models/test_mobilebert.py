@@ -17,6 +17,7 @@ from keras_tfm.layers import (
     MultiHeadSelfAttention,
     Residual,
 )
+from keras_tfm.models.resize import select_ids
 
 B, T, D, W, C, F, H = 2, 5, 12, 6, 7, 11, 3
 rng = np.random.default_rng(5)
@@ -210,6 +211,16 @@ def test_more_and_fewer_tokens():
         assert found.shape[-1] == size
         count = min(size, 31)
         assert_close(found[..., :count], expected[..., :count], 1e-5)
+
+
+def test_kept_tokens():
+    """As in `trim_vocabulary`."""
+    model = randomize(models.masked_language_model(small_model("mobilebert")))
+    kept = [0, 3, 4, 7, 9, 30]
+    small = select_ids(model, kept)
+    expected = to_numpy(model(inputs([[9, 4, 7, 3]])))[..., kept]
+    assert_close(small(inputs([[4, 2, 3, 1]])), expected, 1e-6)
+    assert tuple(small.get_layer("output").kernel.shape) == (6, 6)
 
 
 def test_the_pooler_is_the_first_token():
