@@ -133,7 +133,7 @@ def test_an_affine_by_hand():
     layer = ElementwiseAffine(gamma_initializer=keras.initializers.Constant(2.0))
     layer.build((None, D))
     layer.beta.assign(np.arange(D))
-    np.testing.assert_array_equal(layer(X), 2 * X + np.arange(D, dtype="float32"))
+    np.testing.assert_array_equal(to_numpy(layer(X)), 2 * X + np.arange(D, dtype="float32"))
     with pytest.raises(ValueError, match="a known last axis"):
         ElementwiseAffine().build((None, None))
 
@@ -146,6 +146,27 @@ def test_a_norm_that_nothing_reads():
     with pytest.raises(ValueError, match=r"input_norm of the self-attention's .* must be None"):
         BottleneckEncoderBlock(F, H, bottleneck_dim=W, residual=given)
     BottleneckEncoderBlock(F, H, bottleneck_dim=W, query_key_bottleneck=False, residual=given)
+
+
+def test_parts_of_a_block_are_copied_and_are_in_its_configuration():
+    norm, parts = LayerNormalization(epsilon=0.1), ("stacked_residual", "output_residual")
+    given = {name: Residual(sum_norm=LayerNormalization(epsilon=0.1)) for name in parts}
+    block = BottleneckEncoderBlock(F, H, bottleneck_dim=W, num_feed_forward=2, norm=norm, **given)
+    again = BottleneckEncoderBlock.from_config(block.get_config())
+    assert again.get_config() == block.get_config()
+    for one in (block, again):
+        one(X)
+        norms = [
+            one.bottleneck_norm,
+            one.query_key_norm,
+            one.stacked_feed_forward_residual[0].sum_norm,
+            one.output_residual.sum_norm,
+        ]
+        assert [x.epsilon for x in norms] == [0.1] * 4
+        assert len({id(x.gamma) for x in norms}) == 4
+        assert isinstance(one.feed_forward_residual.sum_norm, ElementwiseAffine)
+    again.set_weights(block.get_weights())
+    assert_close(again(X), block(X), 0.0)
 
 
 @pytest.mark.parametrize("options", [{"feed_forward": False}, {"parallel": True}], ids=str)
@@ -225,7 +246,7 @@ def test_kept_tokens():
 
 def test_the_pooler_is_the_first_token():
     model = randomize(small_model("mobilebert", pooler_dense=False))
-    found = model(inputs([[9, 4, 5, 3]]))
+    found = {name: to_numpy(x) for name, x in model(inputs([[9, 4, 5, 3]])).items()}
     np.testing.assert_array_equal(found["pooled"], found["features"][:, 0])
     classifier = models.sequence_classifier(small_model("mobilebert", pooler_dense=False), 3)
     bare = models.sequence_classifier(
