@@ -160,6 +160,11 @@ OURS: dict[str, Callable] = {
     "`GatedDeltaNet`": lambda x: L.GatedDeltaNet(HEADS, 32)(x),
     "`Mamba2`": lambda x: L.Mamba2(HEADS, 32, 16)(x),
     "`NGramEncoding`": lambda x: L.NGramEncoding(kernel_size=3)(x, x),
+    "`ConcatenateNeighbors`": lambda x: L.ConcatenateNeighbors()(x),
+    "`ElementwiseAffine`": lambda x: L.ElementwiseAffine()(x),
+    "`BottleneckEncoderBlock`": lambda x: L.BottleneckEncoderBlock(
+        128, HEADS, bottleneck_dim=64, num_feed_forward=2
+    )(x),
     "`TransformerEncoderBlock`": lambda x: L.TransformerEncoderBlock(128, HEADS)(x),
     "`TransformerDecoderBlock(cross_attention=False)`": lambda x: L.TransformerDecoderBlock(
         128, HEADS, cross_attention=False

@@ -94,6 +94,10 @@ MODEL_TYPES = (
         "encoder", padding=_PAD_0, vocabularies={"": 128100},
     ),
     ModelType(
+        "mobilebert", "MobileBERT", "encoders.mobilebert:MOBILEBERT", "mobilebert", "encoder",
+        padding=_PAD_0, vocabularies={"": 30522}, tokenizer="BertTokenizer",
+    ),
+    ModelType(
         "modernbert", "ModernBERT, Ettin", "encoders.modernbert:MODERNBERT", "modernbert",
         "encoder", padding="`pad_token_id`, usually 50283", vocabularies={"": 50368},
     ),

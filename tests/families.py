@@ -37,6 +37,7 @@ def own_options():
     }  # fmt: skip
     return {
         "deberta-v2": {"num_buckets": 4, "kernel_size": 3},
+        "mobilebert": {"bottleneck_dim": 8, "num_feed_forward": 3, "attention_dropout": 0.0},
         "modernbert": {"dim": 2 * dim},
         "mpnet": {"pad_id": 1},
         "openai-gpt": {"intermediate_dim": 4 * dim},  # n_inner is unknown to transformers

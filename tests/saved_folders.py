@@ -38,6 +38,13 @@ OPTIONS = {
         "absolute_positions": True, "num_buckets": None, "max_distance": 6,
         "position_projections": True, "num_segments": 2,
     },
+    "mobilebert, queries of the bottleneck, layer norms": {
+        "query_key_bottleneck": False, "layer_norm": True, "num_feed_forward": 1, "trigram": False,
+    },
+    "mobilebert, no bottleneck, pooler or projection": {
+        "bottleneck_dim": None, "trigram": False, "embedding_dim": 12, "pooler_dense": False,
+        "architecture": "MobileBertForSequenceClassification",
+    },
     "gpt2, scaled by layer": {"scale_scores_by_layer": True, "tie_output": False},
     "qwen2, windows": {"windows": [None, 4]},
     "qwen2, bidirectional, version 5": {"causal": False, "pad_id": 0, "windows": [None, 4]},
@@ -263,7 +270,7 @@ def outputs_of(model, inputs):
         "visual_features": "vision_output",
         "pooled": "pooled_output" if family == "lxmert" else "pooler_output",
         "tokens": "prediction_logits",
-        "next_sentence": "seq_relationship_logits" if family == "bert" else "sop_logits",
+        "next_sentence": "sop_logits" if family == "albert" else "seq_relationship_logits",
         "start": "start_logits",
         "end": "end_logits",
         "boxes": "pred_boxes",

@@ -25,7 +25,8 @@ def import_(
     segments: Annotated[
         bool,
         typer.Option(
-            help="Keep the segments input (BERT, ELECTRA, ALBERT, DeBERTa), for pairs of texts."
+            help="Keep the segments input (BERT, ELECTRA, ALBERT, MobileBERT, DeBERTa), for pairs "
+            "of texts."
         ),
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,

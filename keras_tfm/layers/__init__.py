@@ -2,9 +2,12 @@
 
 from keras_tfm.layers.activations import gelu_tanh, quick_gelu
 from keras_tfm.layers.audio.log_mel_spectrogram import LogMelSpectrogram
+from keras_tfm.layers.bottleneck_encoder_block import BottleneckEncoderBlock
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.dropout import Dropout
+from keras_tfm.layers.elementwise_affine import ElementwiseAffine
 from keras_tfm.layers.embeddings.attention_pooling import AttentionPooling
+from keras_tfm.layers.embeddings.concatenate_neighbors import ConcatenateNeighbors
 from keras_tfm.layers.embeddings.concatenate_prefix import ConcatenatePrefix
 from keras_tfm.layers.embeddings.end_token_pooling import EndTokenPooling
 from keras_tfm.layers.embeddings.ngram_encoding import NGramEncoding
@@ -80,13 +83,16 @@ __all__ = [
     "AttentionPooling",
     "AttentionPosition",
     "AttentionProbe",
+    "BottleneckEncoderBlock",
     "CodebookEmbedding",
     "ColumnMask",
+    "ConcatenateNeighbors",
     "ConcatenatePrefix",
     "ConvolutionMask",
     "DecodingScope",
     "DisentangledPositionEmbedding",
     "Dropout",
+    "ElementwiseAffine",
     "EndTokenPooling",
     "FeedForward",
     "GatedDeltaNet",

@@ -465,7 +465,7 @@ class TransformerEncoderBlock(TransformerBlock):
     ) -> Tensor:
         """(..., T, D) -> (..., T, D)."""
         mask = x_mask if mask is None else mask
-        x = _with_finite_padding(x, mask)
+        x = with_finite_padding(x, mask)
         attended = self._attend(
             x,
             mask,
@@ -557,7 +557,7 @@ class TransformerDecoderBlock(TransformerBlock):
         """(..., T, D), (..., S, C) -> (..., T, D)."""
         self._check_context(context)
         mask = x_mask if mask is None else mask
-        x = _with_finite_padding(x, mask)
+        x = with_finite_padding(x, mask)
         attended = self._attend(
             x,
             mask,
@@ -605,7 +605,8 @@ class TransformerDecoderBlock(TransformerBlock):
             raise ValueError(f"{self.name}: cross_attention=False takes no context, got one")
 
 
-def _with_finite_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+def with_finite_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+    """`finite_padding`, without its cost if there is no mask."""
     return x if mask is None else finite_padding(x, masks.key_mask("mask", mask, x))
 
 

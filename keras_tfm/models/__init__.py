@@ -30,6 +30,7 @@ from keras_tfm.models.encoders.bert import bert
 from keras_tfm.models.encoders.deberta import deberta
 from keras_tfm.models.encoders.distilbert import distilbert
 from keras_tfm.models.encoders.electra import electra, replaced_token_detection
+from keras_tfm.models.encoders.mobilebert import mobilebert
 from keras_tfm.models.encoders.modernbert import modernbert
 from keras_tfm.models.encoders.mpnet import mpnet
 from keras_tfm.models.encoders.roberta import roberta
@@ -122,6 +123,7 @@ __all__ = [
     "masked_language_model",
     "masked_msa",
     "mbart",
+    "mobilebert",
     "modernbert",
     "moonshine",
     "moonshine_streaming",

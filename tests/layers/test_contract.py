@@ -16,12 +16,15 @@ from keras_tfm.layers import (
     ALiBi,
     AttentionPooling,
     AttentionPosition,
+    BottleneckEncoderBlock,
     CodebookEmbedding,
     ColumnMask,
+    ConcatenateNeighbors,
     ConcatenatePrefix,
     ConvolutionMask,
     DisentangledPositionEmbedding,
     Dropout,
+    ElementwiseAffine,
     EndTokenPooling,
     FeedForward,
     GatedDeltaNet,
@@ -195,6 +198,41 @@ CASES = {
         PositionEmbedding2D,
         {"grid": (2, 2), "prefix": 1, "initializer": GLOROT, "dropout": 0.3, "antialias": True},
         (X,),
+    ),
+    "ElementwiseAffine": Case(
+        ElementwiseAffine, {"gamma_initializer": BIAS, "beta_initializer": BIAS}, (X,)
+    ),
+    "ConcatenateNeighbors": Case(ConcatenateNeighbors, {}, (X,)),
+    "BottleneckEncoderBlock": Case(
+        BottleneckEncoderBlock,
+        {
+            "intermediate_dim": F,
+            "num_heads": 2,
+            "bottleneck_dim": 8,
+            "num_feed_forward": 3,
+            "dropout": 0.3,
+            "activation": "gelu",
+            **PROJECTIONS,
+        },
+        (X,),
+        {"mask": MASK},
+    ),
+    "BottleneckEncoderBlock, queries of the bottleneck": Case(
+        BottleneckEncoderBlock,
+        {
+            "intermediate_dim": F,
+            "num_heads": 2,
+            "bottleneck_dim": 8,
+            "query_key_bottleneck": False,
+            "num_feed_forward": 2,
+        },
+        (X,),
+    ),
+    "BottleneckEncoderBlock, no bottleneck": Case(
+        BottleneckEncoderBlock,
+        {"intermediate_dim": F, "num_heads": 2, "num_feed_forward": 2},
+        (X,),
+        {"mask": MASK},
     ),
     "ConcatenatePrefix": Case(ConcatenatePrefix, {}, (PREFIX, X), listed=True),
     "RemovePrefix": Case(RemovePrefix, {}, (PREFIX, X), listed=True),
@@ -519,6 +557,7 @@ LEARNING = {
         *(PositionalEncoding, PositionalEncoding2D, Dropout, SequencePooling, EndTokenPooling),
         *(ImageNormalization, ImageDenormalization, RandomResizedCrop, LogMelSpectrogram),
         *(ConcatenatePrefix, RemovePrefix, ReplacePlaceholders, GumbelSoftmax, PixelShuffle),
+        ConcatenateNeighbors,
     )
 }
 # Under any policy: what they read is cast after them.

@@ -8,6 +8,7 @@ from compare import assert_close, to_numpy
 from keras import ops
 
 from keras_tfm.layers import (
+    BottleneckEncoderBlock,
     DecodingScope,
     EndTokenPooling,
     MSABlock,
@@ -119,6 +120,18 @@ CASES = {
         lambda: MultiHeadCrossAttention(2),
         np.ones_like(RIGHT),
         lambda layer, fill, mask: layer(X, fill(X, LEFT), context_mask=LEFT, key=fill(X, LEFT)),
+    ),
+    "wide values": (
+        lambda: MultiHeadSelfAttention(2),
+        RIGHT,
+        lambda layer, fill, mask: layer(
+            fill(X, mask), mask=mask, value=np.repeat(fill(X, mask), 2, axis=-1)
+        ),
+    ),
+    "bottleneck block": (
+        lambda: BottleneckEncoderBlock(11, 2, bottleneck_dim=4, num_feed_forward=2),
+        RIGHT,
+        lambda layer, fill, mask: layer(fill(X, mask), mask=mask),
     ),
     "n-grams": (
         NGramEncoding,

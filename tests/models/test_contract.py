@@ -54,6 +54,7 @@ WITH_HEADS = {
     "mbart": ["sequence_classifier"],
     "deberta-v2": ["sequence_classifier"],
     "electra": ["replaced_token_detection"],
+    "mobilebert": ["masked_language_model", "multiple_choice"],
     "modernbert": ["multiple_choice"],
     "gpt2": ["backbone", "sequence_classifier"],
     "gemma3_text": ["sequence_classifier"],
@@ -309,7 +310,8 @@ def test_adapters_are_saved_and_merged(case, tmp_path):
 def test_a_copy_in_half_precision_answers_nearly_as_well(case):
     copy = with_dtype(model_of(case), "mixed_bfloat16")
     found, expected = outputs_of(copy, inputs_of(case)), expected_of(case)
-    assert_same(found, expected, BFLOAT16)
+    # Without norms, MobileBERT's features are ten times as large, and its pooler reads them.
+    assert_same(found, expected, 2 * BFLOAT16 if CASES[case][0] == "mobilebert" else BFLOAT16)
     assert any(np.any(found[name] != expected[name]) for name in found)
     back = with_dtype(copy, "float32")
     assert_same(outputs_of(back, inputs_of(case)), expected, 0.0)
@@ -325,6 +327,8 @@ def test_a_copy_in_half_precision_answers_nearly_as_well(case):
             not x.startswith(("clip", "whisper, features", "evoformer", "dvae"))
             # Without padding, T5Gemma's classifier does not see the last token of a text.
             and x != "t5gemma, sequence_classifier"
+            # Its last token reads the padding after it: tests/models/test_mobilebert.py.
+            and name != "mobilebert"
             and x not in ("siglip", "siglip_vision_model", "siglip2", "siglip2_vision_model")
             and getattr(TYPES.get(name), "kind", "") != "images"
         )

@@ -293,7 +293,9 @@ def _word_piece(
 
 
 # Classes that follow the settings of lower case, accents and Chinese characters.
-_BERTS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+_BERTS = (
+    "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer",
+)  # fmt: skip
 _WORD_PIECES = (*_BERTS, "MPNetTokenizer")
 # Classes that follow `add_prefix_space`.
 _BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokenizer")

@@ -71,6 +71,9 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         query: (..., T, D), input of the query projection. Default: `x`. Use `query` and `key` to
             add positions to queries and keys but not to values, as in DETR (arXiv:2005.12872).
         key: (..., T, D), input of the key projection. Default: `x`.
+        value: (..., T, C), input of the value projection. Default: `x`. Its width C may differ from
+            D and is that of the first call, as in MobileBERT (arXiv:2004.02984), whose queries and
+            keys are projected from a narrower bottleneck.
         positions: int32, (T,), (..., T), or (..., T, C) for C coordinates: positions of the tokens
             for the position part. Default: 0 to T - 1, or the scope's positions inside a
             `DecodingScope`.
@@ -170,9 +173,11 @@ class MultiHeadSelfAttention(MultiHeadAttention):
                 f"got {self.value_dim}"
             )
 
-    def build(self, x_shape: Shape) -> None:
-        """Creates the projections for inputs of width D."""
+    def build(self, x_shape: Shape, value_shape: Shape | None = None) -> None:
+        """Creates the projections for inputs of width D, and of width C for values."""
         check_sequence(self, "x", x_shape)
+        value_shape = x_shape if value_shape is None else value_shape
+        check_sequence(self, "value", value_shape)
         query_width, key_width, value_width = self._build_heads(x_shape)
         if self.gate == GATED_QUERY:
             query_width *= 2
@@ -185,6 +190,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         biased = self._biased & widths.keys()
         # A memory has no queries: a part of a fused kernel would be stored twice in files.
         self._is_fused = len(widths) > 1 and len(biased) in (0, len(widths)) and not self.merged
+        self._is_fused = self._is_fused and value_shape[-1] == x_shape[-1]
         if self._is_fused:
             self.query_key_value = self._dense(
                 "query_key_value", sum(widths.values()), use_bias=bool(biased)
@@ -192,7 +198,8 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             self.query_key_value.build(x_shape)
         else:
             for name, width in widths.items():
-                setattr(self, name, self._projection(name, width, x_shape))
+                shape = value_shape if name == "value" else x_shape
+                setattr(self, name, self._projection(name, width, shape))
         self.built = True
 
     def call(
@@ -203,6 +210,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         attention_bias: Tensor | None = None,
         query: Tensor | None = None,
         key: Tensor | None = None,
+        value: Tensor | None = None,
         positions: Tensor | None = None,
         keys: Tensor | None = None,
         values: Tensor | None = None,
@@ -219,13 +227,15 @@ class MultiHeadSelfAttention(MultiHeadAttention):
                 + ('required with key_value="given"' if is_given else 'for key_value="given"')
             )
         self._check_memory(x, memory)
+        self._check_value(x, value)
         mask = x_mask if mask is None else mask
         scope = current_scope.get()
         if mask is not None:
             mask = masks.key_mask("mask", mask, x)
         if mask is not None or (self.causal and scope is not None and scope.padding is not None):
-            x, query, key = (
-                y if y is None else finite_padding(y, mask, self.causal) for y in (x, query, key)
+            x, query, key, value = (
+                y if y is None else finite_padding(y, mask, self.causal)
+                for y in (x, query, key, value)
             )
         where = None
         if self.position is not None:
@@ -234,7 +244,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         step = gate = None
         if isinstance(scope, SourceScope):
             refuse_mask(self.name, mask)
-            y = self._attend_around(scope, x, self._rotated_heads(x, query, key, where))
+            y = self._attend_around(scope, x, self._rotated_heads(x, query, key, value, where))
             return self.output_projection(y)
         if is_given:
             q = self._rotated_query(x, query, where)
@@ -242,7 +252,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             if scope is not None:
                 step = scope.extended_by(self.name, keys)
         else:
-            q, k, v, gate = self._rotated_heads(x, query, key, where)
+            q, k, v, gate = self._rotated_heads(x, query, key, value, where)
             if self.causal:
                 k, v = as_cached(k), as_cached(v)
             if self.causal and scope is not None:
@@ -314,6 +324,16 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         if memory is not None:
             expected = (*x.shape[:-2], memory.shape[-2], x.shape[-1])
             masks.check_shape(memory, "memory", expected, "(..., S, D)")
+
+    def _check_value(self, x: Tensor, value: Tensor | None) -> None:
+        if value is None:
+            return
+        if self.tied_values or self.key_value == "given" or self.merged:
+            raise ValueError(
+                f"{self.name}: a value is not for tied_values=True, merged=True or "
+                'key_value="given"'
+            )
+        masks.check_shape(value, "value", (*x.shape[:-1], value.shape[-1]), "(..., T, C)")
 
     def _cached_memory(self, memory: Tensor, mask: Tensor | None) -> tuple[Entry, Tensor | None]:
         """Keys and values of a memory, a cache entry, and its mask (..., S).
@@ -471,7 +491,12 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         return step.visible.also(attention_mask), attention_bias
 
     def _rotated_heads(
-        self, x: Tensor, query: Tensor | None, key: Tensor | None, positions: Positions | None
+        self,
+        x: Tensor,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Tensor | None,
+        positions: Positions | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys and values by head: (..., H, T, K), (..., G, T, K), (..., G, T, V).
 
@@ -481,16 +506,16 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         position = self.position if self._rotates and where is not None else None
         norms = (self.query_norm, self.key_norm, self.value_norm)
         has_norm = any(norm is not None for norm in norms)
-        fused = self._is_fused and query is None and key is None
+        fused = self._is_fused and query is None and key is None and value is None
         fused = fused and not has_norm and not self.tied_values and self.gate != GATED_QUERY
         if position is not None and fused and self._is_sliced(x):
             # Queries and keys lie side by side: one rotation takes half the operators of two.
             x, count = self.query_key_value(x), self.num_heads + self._groups
             both = position.rotate(split_heads(x[..., : self._cuts[1]], count), where)
-            value = split_heads(x[..., self._cuts[1] :], self._groups)
+            v = split_heads(x[..., self._cuts[1] :], self._groups)
             q, k = both[..., : self.num_heads, :, :], both[..., self.num_heads :, :, :]
-            return q, k, value, None
-        q, k, v = self._heads(x, query, key)
+            return q, k, v, None
+        q, k, v = self._heads(x, query, key, value)
         gate = None
         if self.gate == GATED_QUERY:
             width = q.shape[-1] // 2
@@ -517,11 +542,11 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         return self.position.rotate(q, positions.query)
 
     def _heads(
-        self, x: Tensor, query: Tensor | None, key: Tensor | None
+        self, x: Tensor, query: Tensor | None, key: Tensor | None, value: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(..., T, D) -> (..., H, T, K), (..., G, T, K) and (..., G, T, V)."""
         heads = self.num_heads, self._groups, self._groups
-        if self._is_fused and query is None and key is None:
+        if self._is_fused and query is None and key is None and value is None:
             parts = self._parts(self.query_key_value(x))
             if not isinstance(parts, tuple):  # already split into heads
                 return tuple(ops.unstack(parts, 3))
@@ -529,7 +554,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             parts = (
                 self._project_query(x if query is None else query),
                 self._project_key(x if key is None else key),
-                self._project_value(x),
+                self._project_value(x if value is None else value),
             )
         return tuple(split_heads(part, number) for part, number in zip(parts, heads, strict=True))
 

@@ -75,15 +75,7 @@ class BidirectionalEncoder(EncoderArguments):
             raise ValueError(f"num_layers must be at least 1, got {self.num_layers}")
         tokens = keras.Input((None,), dtype="int32", name="tokens")
         inputs = {"tokens": tokens}
-        x = TokenEmbedding(
-            self.vocabulary_size,
-            self.embedding_dim or self.dim,
-            mask_id=self.pad_id,
-            padding="ends",
-            embeddings_initializer=initializer(),
-            dtype=self.dtype,
-            name="embedding",
-        )(tokens)
+        x = self.embed_tokens(tokens)
         if self.segments:
             inputs["segments"] = keras.Input((None,), dtype="int32", name="segments")
         if self.num_segments:
@@ -94,6 +86,18 @@ class BidirectionalEncoder(EncoderArguments):
                 self.max_length, offset=self.position_offset, dtype=self.dtype, name="positions"
             )(x)
         return inputs, x
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """Ids (B, T) -> vectors (B, T, E), to which segments and positions are added."""
+        return TokenEmbedding(
+            self.vocabulary_size,
+            self.embedding_dim or self.dim,
+            mask_id=self.pad_id,
+            padding="ends",
+            embeddings_initializer=initializer(),
+            dtype=self.dtype,
+            name="embedding",
+        )(tokens)
 
     def normalize(self, x: Tensor) -> Tensor:
         """Layer normalisation and dropout of the embeddings: (B, T, E) -> the same."""

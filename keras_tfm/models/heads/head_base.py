@@ -114,6 +114,17 @@ class HeadBase:
             epsilon=epsilon, center=use_bias, dtype=self.dtype, name=f"{name}_norm"
         )(x)
 
+    def token_logits(
+        self,
+        x: Tensor,
+        table: TokenEmbedding,
+        activation: Activation | None = None,
+        layer_norm_epsilon: float | None = None,
+    ) -> Tensor:
+        """Logits (..., V) of features (..., D), tied to an embedding, without the bias."""
+        x = self.transform(x, table.dim, "transform", activation, layer_norm_epsilon)
+        return table(x, reverse=True)
+
     def pool(self) -> Tensor:
         """Pooled symbolic vector (B, D): the model's, or that of a new pooler."""
         if self._pooled is None:
@@ -213,6 +224,34 @@ class LastTokenHead(HeadBase):
         return True
 
 
+class MobileBERTHead(HeadBase):
+    """Of MobileBERT, whose output over the vocabulary is wider than its embedding.
+
+    The first E columns are the embedding's table, the other D - E have weights of their own. The
+    pooler has a dense layer with `pooler_dense` of the builder.
+    """
+
+    def token_logits(
+        self,
+        x: Tensor,
+        table: TokenEmbedding,
+        activation: Activation | None = None,
+        layer_norm_epsilon: float | None = None,
+    ) -> Tensor:
+        """Logits (..., V) of features (..., D), without the bias."""
+        dim = x.shape[-1]
+        if table.dim > dim:
+            raise ValueError(f"embedding_dim ({table.dim}) must not exceed dim ({dim})")
+        x = self.transform(x, dim, "transform", activation, layer_norm_epsilon)
+        if table.dim == dim:
+            return table(x, reverse=True)
+        own = self.dense(table.vocabulary_size, "output", use_bias=False)
+        return table(x[..., : table.dim], reverse=True) + own(x[..., table.dim :])
+
+    def _pooler(self, x: Tensor) -> Tensor:
+        return super()._pooler(x) if self.argument("pooler_dense", None, True) else x
+
+
 def head_base(
     model: keras.Model,
     features: Tensor | str | None = None,
@@ -226,6 +265,8 @@ def head_base(
         kind = TransformingHead
     elif marker is not None and marker.identity.family in ("t5gemma", "t5gemma2"):
         kind = LastTokenHead
+    elif marker is not None and marker.identity.family == "mobilebert":
+        kind = MobileBERTHead
     return kind(model, features, kernel_initializer, dtype)
 
 

@@ -191,8 +191,8 @@ def masked_token_logits(
 ) -> Tensor:
     """Logits (B, T, V) of features (B, T, D), as in `masked_language_model`."""
     table = base.embedding(embedding)
-    x = base.transform(x, table.dim, "transform", activation, layer_norm_epsilon)
-    return OutputBias(dtype=base.dtype, name="output_bias")(table(x, reverse=True))
+    logits = base.token_logits(x, table, activation, layer_norm_epsilon)
+    return OutputBias(dtype=base.dtype, name="output_bias")(logits)
 
 
 @head
