@@ -1,5 +1,6 @@
 """The encoder and the decoder block of a Transformer, and what they share."""
 
+import inspect
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
@@ -195,6 +196,17 @@ class TransformerBlock(RematerializedLayer):
                 raise ValueError(
                     f"{name}={value} has no effect, because the parts that it describes are given"
                 )
+        defaults = inspect.signature(TransformerBlock).parameters
+        activation = as_activation("activation", defaults["activation"].default)
+        if parts["feed_forward"] is not True and self.activation != activation:
+            raise ValueError(
+                "activation has no effect with feed_forward=...: pass it to that layer"
+            )
+        if has_residual and self.layer_norm_epsilon != defaults["layer_norm_epsilon"].default:
+            raise ValueError(
+                f"layer_norm_epsilon={self.layer_norm_epsilon} has no effect with residual=...: "
+                "pass it to the norms of that layer"
+            )
         if self.normalize_first and has_residual:
             raise ValueError(
                 "normalize_first=True has no effect with residual=...: pass "
