@@ -125,9 +125,9 @@ def test_import(run, tmp_path):
     before = (tmp_path / "bert.keras").read_bytes()
     for arguments, code, message in [
         (
-            (folder, tmp_path / "bert.keras", "--architecture", "BertModel", "--force"),
+            (folder, tmp_path / "bert.keras", "--architecture", "BertForMaskedLM", "--force"),
             1,
-            "only in the files: classif",
+            "missing in the files: cls.predictions",
         ),
         ((tmp_path, tmp_path / "bert.keras", "--force"), 1, "has no config.json"),
         ((folder, tmp_path / "bert.h5"), 2, "must end in .keras"),

@@ -1,6 +1,6 @@
 """A family of checkpoints: its table, tensor names, configuration and architectures."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import keras
@@ -70,9 +70,6 @@ class Family:
         unused: function of a model that returns the tensors of `transformers` on which the model's
             outputs do not depend, and which it does not have. They are ignored when loaded, and
             saved with these values.
-        unread: names of the tensors that a folder may have although its class does not read them,
-            such as the pooler of a masked language model. They are ignored where a model has no
-            weight for them.
         has_own_blocks: bool, whether `arguments` reads `per_layer_config`: fields of single blocks.
         not_saved: names of the builder's arguments that `config.json` cannot have. Default: what
             the input is, of models of images and audio.
@@ -91,7 +88,6 @@ class Family:
     preprocessor: Callable[[Model], Fields | None] = lambda model: None
     unused: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
     aliases: Mapping[str, str] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()
     has_own_blocks: bool = False
     not_saved: tuple[str, ...] = ("image_size", "audio")
 
@@ -115,6 +111,36 @@ class Family:
             f"{model.name}: the head of a {self.model_type} checkpoint must be one of {kinds}, "
             f"got {model.head}"
         )
+
+    def leave_out_other_heads(
+        self, named: Named, name: str, model: Model, entries: Iterable[Entry]
+    ) -> bool:
+        """Removes the tensors of a pooler and of heads that only other architectures have.
+
+        A folder may name a smaller class than it has tensors for, and any class may be asked for:
+        `transformers` ignores the rest, too.
+
+        Args:
+            named: the tensors of a folder.
+            name: the architecture to load.
+            model: its model.
+            entries: those of the model.
+
+        Returns:
+            Whether there are such tensors.
+        """
+        read = {tensor for entry in entries for tensor in entry.tensors}
+        own = self.architectures[name]
+        known = {"pooler."} | {prefix for x in self.architectures.values() for prefix in x.prefixes}
+        prefixes = tuple(known.difference(own.prefixes))
+        heads = {x for row in self.table(model) if row.head for x in row.tensors}
+        others = [
+            x
+            for x in named.own
+            if x not in read and (x.startswith(prefixes) or (own.kind is None and x in heads))
+        ]
+        named.leave_out(others)
+        return bool(others)
 
     def architecture_in(self, named: Named) -> str | None:
         """The architecture that has exactly the head tensors in the files, or None."""

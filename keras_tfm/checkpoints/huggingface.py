@@ -5,6 +5,7 @@ import importlib
 import itertools
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,7 +104,8 @@ def load_huggingface(
             `keras_tfm.model_types.MODEL_TYPES`; docs/api/models.md has a table of them.
         architecture: str, the class in `transformers`, such as "BertForMaskedLM"; the table has
             those of each model type. Default: the one in `config.json`, or the one that matches
-            the tensors. Embeddings of CLIP's classes "WithProjection" have length 1 here.
+            the tensors. Tensors of other classes' heads are ignored. Embeddings of CLIP's classes
+            "WithProjection" have length 1 here.
         lazy: bool, whether large weights stay in the files, and are read each time they are used.
             Such a model takes little memory; it can be called and exported. `compile`,
             `set_weights` and generation load its weights. None: if the model has more than 100
@@ -278,10 +280,12 @@ def open_huggingface(
     with without_storage():  # a configuration may describe a model of any size
         model = build(arguments)
         named.take_constants(family.constants(model))
-        entries = family.entries(model)
-        read = {tensor for entry in entries for tensor in entry.tensors}
-        named.leave_out([*family.unused(model), *(x for x in family.unread if x not in read)])
-        named.check(name, entries, _hint(family, named, name))
+        named.leave_out(family.unused(model))
+        entries, hint = family.entries(model), _hint(family, named, name)
+        ignored = family.leave_out_other_heads(named, name, model, entries)
+        named.check(name, entries, hint)
+        if ignored and hint and architecture is None:
+            warnings.warn(f"{folder}: {name} does not read all tensors{hint}", stacklevel=3)
         if added:
             build(given)
         if "max_length" in sizes and not (family.constants(model) or _has_positions(model)):

@@ -12,7 +12,6 @@ from keras import ops
 
 from keras_tfm import atomic_files, models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
-from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.huggingface import (
     FAMILIES,
     float32_model,
@@ -20,7 +19,6 @@ from keras_tfm.checkpoints.huggingface import (
     new_files,
     save_huggingface,
 )
-from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.round_trip import check_equal
 from keras_tfm.checkpoints.tensors import (
     INDEX,
@@ -146,7 +144,8 @@ def load_sentence_transformer(
     if family is not None:
         if "segments" in inspect.signature(family.builder).parameters:
             options = {"segments": False, **options}
-        options = {"architecture": _architecture(transformer, family), **options}
+        # sentence-transformers reads no heads, whatever class `config.json` names.
+        options = {"architecture": family.base or None, **options}
         if _is_decoder(family.builder) and "pad_id" not in options:
             size = options.get("vocabulary_size")
             options["pad_id"], appended = _padding(transformer, folder, size)
@@ -253,28 +252,6 @@ def save_sentence_transformer(
             target = folder / path.relative_to(new)
             target.parent.mkdir(exist_ok=True)
             atomic_files.replace(path, target)
-
-
-def _architecture(transformer: Path, family: Family) -> str | None:
-    """The class of the transformer, if `config.json` has another one.
-
-    It may name a class with a head that the folder does not have, such as a masked language model
-    in all-mpnet-base-v2: sentence-transformers reads no heads.
-    """
-    named = Named(Tensors(transformer), family.names)
-    names = Config(transformer).fields.get("architectures")
-    known = [family.architectures.get(x) for x in names] if isinstance(names, list) else []
-    for architecture in known:
-        if architecture is not None and not all(map(named.begins, _head_prefixes(architecture))):
-            return family.base
-    return None
-
-
-def _head_prefixes(architecture: Architecture) -> tuple[str, ...]:
-    """The prefixes of the tensors of a class's head."""
-    if architecture.kind == "language_model":
-        return ("lm_head.",)
-    return () if architecture.kind is None else architecture.prefixes
 
 
 def _projections(model: models.Model) -> list[keras.layers.Dense]:

@@ -262,6 +262,23 @@ def test_a_pooler_that_the_class_does_not_read(family, head, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("saved", "asked"),
+    [
+        ("BertForPreTraining", "BertForMaskedLM"),
+        ("BertForPreTraining", "BertModel"),
+        ("AlbertForPreTraining", "AlbertForMaskedLM"),
+        ("DistilBertForMaskedLM", "DistilBertModel"),
+        ("ElectraForPreTraining", "ElectraModel"),
+        ("DebertaV2ForTokenClassification", "DebertaV2Model"),
+    ],
+)
+def test_heads_that_the_class_does_not_read(saved, asked, tmp_path):
+    made(saved, dict(MODELS).get(saved, SIZES), tmp_path)
+    theirs = getattr(transformers, asked).from_pretrained(tmp_path)
+    assert_same(checkpoints.load_huggingface(tmp_path, asked), theirs.eval())
+
+
+@pytest.mark.parametrize(
     ("field", "value"), [("relative_attention_num_buckets", 64), ("pad_token_id", 3)]
 )
 def test_what_mpnet_has_as_a_constant(field, value, tmp_path):

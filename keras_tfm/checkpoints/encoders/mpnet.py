@@ -7,7 +7,7 @@ from keras_tfm.checkpoints.encoders.bert import (
     encoder_arguments,
     encoder_fields,
 )
-from keras_tfm.checkpoints.encoders.roberta import POOLER, architectures, head_rows
+from keras_tfm.checkpoints.encoders.roberta import architectures, head_rows
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
@@ -94,5 +94,4 @@ MPNET = Family(
         ignored=(r"embeddings\.position_ids",),
     ),
     base="MPNetModel",
-    unread=POOLER,
 )

@@ -14,9 +14,6 @@ from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
 
-# Released folders of masked language models have a pooler, which none of these classes reads.
-POOLER = ("pooler.dense.weight", "pooler.dense.bias")
-
 
 def head_rows(model: models.Model) -> tuple[Row, ...]:
     """The rows of the pooler and the heads, which MPNet shares."""
@@ -109,7 +106,6 @@ ROBERTA = Family(
         ignored=(r"embeddings\.(position_ids|token_type_ids)",),
     ),
     base="RobertaModel",
-    unread=POOLER,
 )
 XLM_ROBERTA = replace(
     ROBERTA,
