@@ -100,9 +100,13 @@ def check_tied(config: Config, named: Named) -> None:
 
 
 def _arguments(config: Config, named: Named) -> Arguments:
-    # Files of a head without a pooler say nothing about it.
+    return {**encoder_arguments(config, named), "pooler": has_pooler(named)}
+
+
+def has_pooler(named: Named) -> bool:
+    """Whether the files have a pooler, or a head, which says nothing about it."""
     known = ("pooler.", _MASKED, _NEXT, "classifier.", "qa_outputs.")
-    return {**encoder_arguments(config, named), "pooler": any(named.begins(x) for x in known)}
+    return any(named.begins(x) for x in known)
 
 
 def classifier_dropout(config: Config) -> float | None:

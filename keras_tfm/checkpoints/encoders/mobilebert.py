@@ -7,9 +7,11 @@ import numpy as np
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.encoders.bert import (
+    ARCHITECTURES,
     classifier_dropout,
     encoder_arguments,
     encoder_fields,
+    has_pooler,
 )
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -89,7 +91,6 @@ def _arguments(config: Config, named: Named) -> Arguments:
     if embedding_dim == dim:  # of shape (0, V)
         named.leave_out(["cls.predictions.dense.weight"])
     pooler_dense = config.flag("classifier_activation", True)
-    known = ("pooler.", _MASKED, _NEXT, "classifier.", "qa_outputs.")
     return {
         **given,
         "num_layers": config.integer("num_hidden_layers", 24, maximum=1000),
@@ -101,51 +102,13 @@ def _arguments(config: Config, named: Named) -> Arguments:
         "query_key_bottleneck": not all_narrow,
         "num_feed_forward": config.integer("num_feedforward_networks", 4, maximum=1000),
         "layer_norm": _NORMS[kind],
-        "pooler": not pooler_dense or any(named.begins(x) for x in known),
+        "pooler": not pooler_dense or has_pooler(named),
         "pooler_dense": pooler_dense,
     }
 
 
-_MASKED, _NEXT = "cls.predictions.", "cls.seq_relationship."
-ARCHITECTURES = {
-    "MobileBertModel": Architecture(lambda model, config: model, prefixes=("pooler.",)),
-    "MobileBertForPreTraining": Architecture(
-        lambda model, config: models.masked_language_model(model, next_sentence=True),
-        "masked_language_model",
-        {"next_sentence": True},
-        ("pooler.", _MASKED, _NEXT),
-    ),
-    "MobileBertForMaskedLM": Architecture(
-        lambda model, config: models.masked_language_model(model),
-        "masked_language_model",
-        {"next_sentence": False},
-        (_MASKED,),
-    ),
-    "MobileBertForNextSentencePrediction": Architecture(
-        lambda model, config: models.next_sentence(model),
-        "next_sentence",
-        prefixes=("pooler.", _NEXT),
-    ),
-    "MobileBertForSequenceClassification": Architecture(
-        lambda model, config: models.sequence_classifier(
-            model, config.num_labels, classifier_dropout(config), labels=config.labels
-        ),
-        "sequence_classifier",
-        {"pooling": "first"},
-        prefixes=("pooler.", "classifier."),
-    ),
-    "MobileBertForTokenClassification": Architecture(
-        lambda model, config: models.token_classifier(
-            model, config.num_labels, classifier_dropout(config), labels=config.labels
-        ),
-        "token_classifier",
-        prefixes=("classifier.",),
-    ),
-    "MobileBertForQuestionAnswering": Architecture(
-        lambda model, config: models.question_answering(model),
-        "question_answering",
-        prefixes=("qa_outputs.",),
-    ),
+_ARCHITECTURES = {
+    **{name.replace("Bert", "MobileBert"): x for name, x in ARCHITECTURES.items()},
     "MobileBertForMultipleChoice": Architecture(
         lambda model, config: models.multiple_choice(model, classifier_dropout(config)),
         "multiple_choice",
@@ -194,7 +157,7 @@ MOBILEBERT = Family(
     table=_table,
     arguments=_arguments,
     fields=_fields,
-    architectures=ARCHITECTURES,
+    architectures=_ARCHITECTURES,
     names=Names(
         prefix="mobilebert.",
         aliases={
