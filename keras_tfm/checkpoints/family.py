@@ -127,7 +127,7 @@ class Family:
             entries: those of the model.
 
         Returns:
-            Whether there are such tensors.
+            Whether a head is among them.
         """
         read = {tensor for entry in entries for tensor in entry.tensors}
         own = self.architectures[name]
@@ -140,7 +140,7 @@ class Family:
             if x not in read and (x.startswith(prefixes) or (own.kind is None and x in heads))
         ]
         named.leave_out(others)
-        return bool(others)
+        return not all(x.startswith("pooler.") for x in others)
 
     def architecture_in(self, named: Named) -> str | None:
         """The architecture that has exactly the head tensors in the files, or None."""

@@ -23,7 +23,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guidance_scale": (None, 1.0),
     "max_time": (None,),
     "num_beam_groups": (None, 1),
-    "renormalize_logits": (None, False),
     "stop_strings": (None,),
     "token_healing": (None, False),
     "top_h": (None,),
@@ -116,6 +115,8 @@ def strategy_of(config: Config) -> Greedy | Beam | Contrastive | Sample:
     elif beams > 1:
         made = Beam
         given["size"], given["hypotheses"] = beams, hypotheses
+        if config.flag("renormalize_logits", False):  # other strategies do so anyway
+            given["processors"].append(processors.LogitNormalization())
         for name in ("length_penalty", "early_stopping"):
             if config.fields.get(name) is not None:
                 given[name] = config.fields[name]

@@ -323,10 +323,7 @@ def _transformer_settings(folder: Path) -> Config:
     files = [folder / f"sentence_{name}_config.json" for name in _SETTINGS]
     file = next((x for x in files if x.is_file()), files[0])
     settings = Config.of(file, read_json(file) if file.is_file() else {})
-    if settings.flag("do_lower_case", False):
-        raise ValueError(
-            f"{file}: do_lower_case must be false, got true: set it in the tokenizer instead"
-        )
+    settings.flag("do_lower_case", False)  # which `load_tokenizer` follows
     settings.only(
         transformer_task="feature-extraction",
         module_output_name="token_embeddings",

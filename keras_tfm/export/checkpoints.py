@@ -678,7 +678,10 @@ def _take_strategy(
         own: Strategy = generation_config.strategy_of(config)
     except ValueError as error:
         made.say(f"not its strategy: {error}")
-        own = Greedy(processors.transcription(model))
+        try:
+            own = Greedy(generation_config.processors_of(config))
+        except ValueError:
+            own = Greedy(processors.transcription(model))
     rules, search = list(own.processors), _with_processors(own, ())
     takes_search = given is None and _is_sampled(search, roles, is_litertlm)
     chosen = given or (search if takes_search else Greedy())

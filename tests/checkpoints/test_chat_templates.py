@@ -152,6 +152,10 @@ def test_a_template_in_a_file_of_its_own_and_several_by_name(tmp_path):
     (tmp_path / "chat_template.jinja").write_text(CHATML)
     folder_of(tmp_path, None)
     assert load_chat_template(tmp_path) == several
+    (tmp_path / "chat_template.jinja").unlink()  # of a processor, as older folders have it
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": CHATML}))
+    folder_of(tmp_path, "{{ messages[0].content }}")
+    assert load_chat_template(tmp_path) == several
     assert several.first == "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n"
 
 

@@ -53,6 +53,12 @@ def test_a_summarizer(file, folder_of):
         ({}, Greedy()),
         ({"temperature": 0.7, "top_k": 5}, Greedy()),  # without do_sample
         ({"num_beams": None, "typical_p": 1.0, "top_h": None, "max_time": None}, Greedy()),
+        ({"renormalize_logits": True}, Greedy()),  # which changes no order
+        (
+            {"num_beams": 2, "renormalize_logits": True, "bad_words_ids": [[9]]},
+            Beam(2, processors=[processors.NoBadWords([[9]]), processors.LogitNormalization()]),
+        ),
+        ({"num_beams": 2, "renormalize_logits": None}, Beam(2)),
         ({"do_sample": True}, Sample(top_k=50)),  # the default of transformers
         ({"do_sample": True, "top_k": 0, "top_p": 1.0}, Sample()),
         (

@@ -174,7 +174,7 @@ def test_a_file_without_the_head(tmp_path):
         *(
             ({"settings": {name: value}}, ValueError, message)
             for name, value, message in (
-                ("do_lower_case", True, "do_lower_case must be false, got true"),
+                ("do_lower_case", "yes", "do_lower_case must be true or false"),
                 ("transformer_task", "fill-mask", "transformer_task must be 'feature-extraction'"),
                 ("module_output_name", "scores", "module_output_name must be 'token_embeddings'"),
                 ("processing_kwargs", {"text": {"max_length": 5}}, "processing_kwargs must be {}"),

@@ -207,6 +207,37 @@ def test_rows_for_some_tokens(tmp_path):
     assert load_tokenizer(tmp_path).encode("a <1> <2>").ids == [1, 2, 0]
 
 
+def test_added_tokens_of_the_file_without_a_row(tmp_path):
+    """Gemma 3's text models have `<image_soft_token>`, one more than their tables have rows."""
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<1>", "<soft>"])
+    added = {"3": {"content": "<soft>", "special": True}}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": added}
+    write(tmp_path, tokenizer, "gemma3_text", settings, size=3)
+    with pytest.warns(UserWarning, match="the model has 3 rows and none for <soft>: this stays"):
+        ours = load_tokenizer(tmp_path)
+    assert ours.encode("a <1> <soft>").ids == [1, 2, 0]
+    assert load_tokenizer(tmp_path, vocabulary_size=4).encode("a <soft>").ids == [1, 3]
+    tokenizer.post_processor = processors.TemplateProcessing("<soft> $A", None, [("<soft>", 3)])
+    write(tmp_path, tokenizer, "gemma3_text", settings, size=3)
+    with pytest.raises(ValueError, match="has 4 ids and the embedding 3 rows"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_texts_of_sentences_in_lower_case(lowercase, tmp_path):
+    """As sentence-transformers makes them, with `do_lower_case` of BGE's folders."""
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    write(tmp_path, tokenizer, "gpt2", None)
+    assert load_tokenizer(tmp_path).encode("A b").ids == [int(lowercase), 2]
+    for name, ids in (("bert", [1, 2]), ("albert", [1, 2])):
+        (tmp_path / f"sentence_{name}_config.json").write_text('{"do_lower_case": true}')
+        assert load_tokenizer(tmp_path).encode("A b").ids == ids
+
+
 def test_special_tokens_that_are_split(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
     write(tmp_path, tokenizer, "llama", {"split_special_tokens": True})

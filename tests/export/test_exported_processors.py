@@ -26,6 +26,7 @@ MANY = [
     processors.SuppressTokensAtBegin([3], index=1),
     processors.ForcedBOS(12),
     processors.ForcedEOS(END),
+    processors.LogitNormalization(),
 ]
 GRAMMAR = [processors.Grammar(GROUPS, [2]), processors.SequenceBias({(10,): 3.0})]
 STRATEGIES = {

@@ -93,7 +93,11 @@ KINDS = {
         lambda row, prompt, _: len(set(ngrams(row, 2))) == len(ngrams(row, 2)),
     ),
     "bad words": (
-        [processors.NoBadWords(BAD), processors.SuppressTokens([9])],
+        [
+            processors.NoBadWords(BAD),
+            processors.SuppressTokens([9]),
+            processors.LogitNormalization(),
+        ],
         lambda row, prompt, _: not any(contains(row[prompt:], x) for x in [*BAD, [9]]),
     ),
     "bias": (

@@ -142,6 +142,7 @@ def test_stepped_equals_full(mixer):
     check_stepping(model, length=T)
 
 
+@pytest.mark.default  # JAX runs some of them, too
 @every_mixer
 def test_left_padding_changes_nothing(mixer):
     model, tokens = decoder(mixer), ids()

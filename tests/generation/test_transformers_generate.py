@@ -122,6 +122,10 @@ PROCESSORS = {
             "begin_suppress_tokens": [5, 8],
         },
     ),
+    "normalized": (
+        [processors.NoBadWords([[4], [5, 6]]), processors.LogitNormalization()],
+        {"bad_words_ids": [[4], [5, 6]], "renormalize_logits": True},
+    ),
 }
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from keras_tfm.checkpoints.config import Fields
 from keras_tfm.checkpoints.quantized.gguf_file import is_gguf
+from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.checkpoints.tokenizers.gguf_tokenizer import gguf_settings
 from keras_tfm.checkpoints.tokenizers.jinja.meter import TemplateError
 from keras_tfm.checkpoints.tokenizers.jinja.program import LARGEST_SOURCE, Program
@@ -21,8 +22,9 @@ def load_chat_template(folder: str | Path, image: bool = False) -> ChatTemplate:
     """Loads the chat template of a folder saved by `transformers`.
 
     The template is a Jinja program: `chat_template.jinja`, or `chat_template` in
-    `tokenizer_config.json`. It is rendered with placeholders, with the settings of
-    `transformers`, and what stands around the messages is kept, so that a device needs no Jinja.
+    `chat_template.json` or `tokenizer_config.json`. It is rendered with placeholders, with the
+    settings of `transformers`, and what stands around the messages is kept, so that a device needs
+    no Jinja.
     `export_tflite(chat_template=...)` stores it in the file, and
     `runtime.Model.chat_prompt(messages)` uses it. A start token that the tokenizer adds by itself
     is not part of the strings. The program is a stranger's: its steps are counted, and it reaches
@@ -133,6 +135,8 @@ def _source(folder: Path, settings: Fields) -> str:
         except UnicodeDecodeError as error:
             raise ValueError(f"{file}: the chat template cannot be read: {error}") from None
     source = settings.get("chat_template")
+    if (file := folder / "chat_template.json").is_file():  # of a processor for pictures and texts
+        source = read_json(file).get("chat_template")
     if isinstance(source, list):  # several, by name
         named = {x.get("name"): x.get("template") for x in source if isinstance(x, dict)}
         source = named.get("default")
@@ -141,7 +145,7 @@ def _source(folder: Path, settings: Fields) -> str:
             f"{folder} has no tokenizer.chat_template"
             if is_gguf(folder)
             else f"{folder} has no chat_template.jinja, and no chat_template in "
-            "tokenizer_config.json"
+            "chat_template.json or tokenizer_config.json"
         )
     return source
 

@@ -1,6 +1,7 @@
 """Loads the tokenizer of a Hugging Face checkpoint with the package `tokenizers`."""
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from keras_tfm.arguments import check_integer
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.quantized.gguf_file import is_gguf
+from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.checkpoints.tokenizers import byte_pairs, languages, sentence_pieces
 from keras_tfm.checkpoints.tokenizers.gguf_tokenizer import gguf_tokenizer
 from keras_tfm.checkpoints.tokenizers.marian_pieces import marian
@@ -63,8 +65,9 @@ def load_tokenizer(
         FileNotFoundError: the folder does not exist, or has none of these files.
         ValueError: a file is damaged; the class is another one, and there is no `tokenizer.json`;
             an added token gets another id than the settings say; or the vocabulary is larger than
-            the model's, `vocab_size` in `config.json`, or smaller by more than 1,024; `target` is
-            True for another model than Marian; or the tokenizer does not have the `language`.
+            the model's, `vocab_size` in `config.json`, or smaller by more than 1,024 ids and a
+            thirty-second of the model's; `target` is True for another model than Marian; or the
+            tokenizer does not have the `language`.
         ModuleNotFoundError: `tokenizers`, or for T5 and Marian `sentencepiece`, is not installed.
 
     Example:
@@ -105,7 +108,7 @@ def load_tokenizer(
     else:
         tokenizer = _of_vocabulary(settings, config, target)
     languages.set_language(settings, tokenizer, class_of(settings), language)
-    if _reads_lower_case(settings, config):
+    if _reads_lower_case(settings, config) or _sentences_are_lower_case(folder):
         _lower_case(tokenizer, settings.package.normalizers)
     if vocabulary_size is not None:
         _check_size(folder, tokenizer, vocabulary_size)
@@ -122,12 +125,36 @@ def _of_json(settings: TokenizerSettings, rows: int | None) -> Tokenizer:
         content = file.read_bytes()
         check_tokenizer_json(content)
         parts = json.loads(content)
-        text = json.dumps(parts) if _follow_settings(parts, settings) else content.decode("utf-8")
+        left_out = _leave_out(parts, rows)
+        is_changed = _follow_settings(parts, settings) or bool(left_out)
+        text = json.dumps(parts) if is_changed else content.decode("utf-8")
         tokenizer = settings.package.Tokenizer.from_str(text)
         tokenizer.no_truncation()
         tokenizer.no_padding()
     settings.add_missing(tokenizer, rows)
+    if left_out:
+        warnings.warn(
+            f"{file}: the model has {rows} rows and none for {', '.join(left_out)}: this stays "
+            "text, unless the model and the tokenizer are loaded with a larger vocabulary_size=",
+            stacklevel=3,
+        )
     return tokenizer
+
+
+def _leave_out(parts: dict[str, Any], rows: int | None) -> list[str]:
+    """Removes the added tokens of a `tokenizer.json` that have no row; returns their texts.
+
+    Such as `<image_soft_token>` of Gemma 3's text models, which has the first id beyond the table.
+    """
+    added = parts.get("added_tokens") or []
+    used = json.dumps(parts.get("post_processor"))
+    beyond = [
+        x
+        for x in added
+        if rows is not None and x["id"] >= rows and json.dumps(x["content"])[1:-1] not in used
+    ]
+    parts["added_tokens"] = [x for x in added if x not in beyond]
+    return [str(x["content"]) for x in beyond]
 
 
 def _follow_settings(parts: dict[str, Any], settings: TokenizerSettings) -> bool:
@@ -169,10 +196,11 @@ def _parts(parts: dict[str, Any], kind: str, name: str) -> list[dict[str, Any]]:
 
 def _check_size(folder: Path, tokenizer: Tokenizer, rows: int) -> None:
     size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if not size <= rows <= size + SPARE_ROWS:
+    spare = max(SPARE_ROWS, rows // 32)
+    if not size <= rows <= size + spare:
         raise ValueError(
             f"{folder}: the tokenizer has {size} ids and the embedding {rows} rows (vocab_size in "
-            f"config.json): expected as many rows as ids, or up to {SPARE_ROWS} more; for added "
+            f"config.json): expected as many rows as ids, or up to {spare} more; for added "
             "tokens, load the model and the tokenizer with vocabulary_size="
         )
 
@@ -220,12 +248,18 @@ def _reads_lower_case(settings: TokenizerSettings, config: Config | None) -> boo
     return kind == "Siglip2Tokenizer" or (kind == "GemmaTokenizer" and is_siglip)
 
 
+def _sentences_are_lower_case(folder: Path) -> bool:
+    """Whether sentence-transformers makes the texts of this folder's model lower case."""
+    files = sorted(folder.glob("sentence_*_config.json"))
+    return bool(files) and Config.of(files[0], read_json(files[0])).flag("do_lower_case", False)
+
+
 def _lower_case(tokenizer: Tokenizer, normalizers: Any) -> None:
-    """Puts a `Lowercase` before the other normalizers, unless there is one."""
+    """Puts a `Lowercase` before the other normalizers, unless one of them has that effect."""
     first = tokenizer.normalizer
     if first is None:
         tokenizer.normalizer = normalizers.Lowercase()
-    elif "Lowercase(" not in repr(first):
+    elif not any(x in repr(first) for x in ("Lowercase(", "lowercase=True")):
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), first])
 
 

@@ -8,6 +8,7 @@ from keras_tfm.generation.processors.forced import ForcedBOS, ForcedEOS
 from keras_tfm.generation.processors.grammar import Grammar
 from keras_tfm.generation.processors.guidance import Guidance
 from keras_tfm.generation.processors.lengths import MinLength, MinNewTokens
+from keras_tfm.generation.processors.normalization import LogitNormalization
 from keras_tfm.generation.processors.prefix_constrained import PrefixConstrained
 from keras_tfm.generation.processors.processor import Processor
 from keras_tfm.generation.processors.repetition import NoRepeatNGram, RepetitionPenalty
@@ -24,6 +25,7 @@ __all__ = [
     "ForcedEOS",
     "Grammar",
     "Guidance",
+    "LogitNormalization",
     "MinLength",
     "MinNewTokens",
     "NoBadWords",
