@@ -150,7 +150,11 @@ def load_huggingface(
 
 
 # Model types of texts and images whose language model can be loaded alone: its type and class.
-_TEXT_PARTS = {"qwen3_5": ("qwen3_5_text", "Qwen3_5ForCausalLM")}
+_TEXT_PARTS = {
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+    "gemma4": ("gemma4_text", "Gemma4ForCausalLM"),
+    "qwen3_5": ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+}
 
 
 @dataclass(frozen=True)

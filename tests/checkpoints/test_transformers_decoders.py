@@ -355,6 +355,41 @@ def test_what_is_not_supported_is_named(model, fields, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("version", [4, 5])
+def test_the_language_model_of_gemma_3_with_images(version, tmp_path):
+    """With the names of the released files, which version 4 of transformers wrote, too."""
+    import torch
+    import transformers
+    from safetensors.numpy import load_file, save_file
+
+    text = {x: y for x, y in GEMMA3.items() if x not in ("model_type", "architectures")}
+    vision = {
+        "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "image_size": 8, "patch_size": 4,
+    }  # fmt: skip
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=1, image_token_index=3,
+        boi_token_index=4, eoi_token_index=5,
+    )  # fmt: skip
+    theirs = transformers.Gemma3ForConditionalGeneration(config).eval()
+    theirs.save_pretrained(tmp_path)
+    if version == 4:
+        tensors = load_file(tmp_path / "model.safetensors")
+        old = {"model.language_model.": "language_model.model.", "model.": ""}
+        for new, before in old.items():
+            tensors = {
+                before + x.removeprefix(new) if x.startswith(new) else x: y
+                for x, y in tensors.items()
+            }
+        assert "language_model.model.norm.weight" in tensors
+        save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    ours = checkpoints.load_huggingface(tmp_path, architecture="Gemma3ForCausalLM")
+    ids = np.random.default_rng(0).integers(6, GEMMA3["vocab_size"], (2, 9))
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(ids)).logits.numpy()
+    assert_close(ours(ids), expected, 1e-5)
+
+
 def test_the_language_model_of_a_folder_that_reads_images(tmp_path):
     import torch
     import transformers

@@ -1,6 +1,7 @@
 """Checkpoints of the text models of Gemma 1, 2 and 3: tensor names, configuration and heads."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from keras_tfm import models
@@ -188,8 +189,19 @@ def _family(
     )
 
 
-GEMMA3 = _family(
-    "gemma3_text", "Gemma3", 3, lambda model: model.arguments["query_key_norm"], "Gemma3TextModel"
+# Of folders whose models see, too: in version 4 of transformers "language_model.model." began the
+# names of the language model, in version 5 it is "model.language_model.".
+PART_NAMES = replace(
+    NAMES,
+    ignored=(
+        *NAMES.ignored,
+        r"((vision|audio)_tower|multi_modal_projector|embed_(vision|audio))\..*",
+    ),
+    renamed={r"^language_model\.(model\.)?": ""},
+)
+GEMMA3 = replace(
+    _family("gemma3_text", "Gemma3", 3, lambda x: x.arguments["query_key_norm"], "Gemma3TextModel"),
+    names=PART_NAMES,
 )
 GEMMA2 = _family("gemma2", "Gemma2", 2, lambda model: model.arguments["post_norm"], "Gemma2Model")
 GEMMA = _family("gemma", "Gemma", 1, lambda model: True, "GemmaModel")

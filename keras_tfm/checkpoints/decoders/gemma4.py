@@ -12,7 +12,8 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     read_windows,
     window_of,
 )
-from keras_tfm.checkpoints.decoders.llama import NAMES, shared_arguments, shared_fields
+from keras_tfm.checkpoints.decoders.gemma import PART_NAMES
+from keras_tfm.checkpoints.decoders.llama import shared_arguments, shared_fields
 from keras_tfm.checkpoints.decoders.llama import table as llama_table
 from keras_tfm.checkpoints.decoders.rope import read_rope_by_layer_type, rope_fields_by_layer_type
 from keras_tfm.checkpoints.family import Family
@@ -186,7 +187,7 @@ GEMMA4 = Family(
     arguments=_arguments,
     fields=_fields,
     architectures=architectures(None, "Gemma4ForCausalLM", "Gemma4TextModel"),
-    names=NAMES,
+    names=PART_NAMES,
     base="Gemma4TextModel",
     has_own_blocks=True,
 )
