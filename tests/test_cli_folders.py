@@ -173,6 +173,14 @@ def test_what_a_file_has_of_the_search_of_a_folder(chat):
         assert said in taken.describe() and "strategy" not in taken.arguments
 
 
+def test_processors_of_a_search_that_is_not_supported(chat):
+    sampled(chat, typical_p=0.5, suppress_tokens=[5])
+    taken = taken_of(chat, signatures=["generate"])
+    assert taken.arguments["strategy"] == Greedy([processors.SuppressTokens([5])])
+    assert "not its strategy: " in taken.describe()
+    assert taken.describe().endswith("its processors SuppressTokens")
+
+
 def test_a_strategy_without_processors_gets_those_of_the_folder(chat):
     """As `generate(num_beams=3)` of transformers does; one with processors is complete."""
     sampled(chat, temperature=0.6, repetition_penalty=1.1, suppress_tokens=[5])
@@ -369,10 +377,10 @@ def test_speech_has_all_processors_of_a_folder(run, speech, tmp_path):
     assert f"its processors {names}" in report.notes[-1]
     assert manifest_of(report.path) == manifest_of(path)
     assert arguments_of(speech, strategy=Beam(2))["strategy"] == Beam(2, processors=rules)
-    # A search that is not supported leaves the suppressed tokens.
+    # A search that is not supported leaves the processors.
     (speech / "generation_config.json").write_text(json.dumps({**fields, "typical_p": 0.5}))
     taken = taken_of(speech)
-    assert set(taken.arguments["strategy"].processors) == set(rules[2:])
+    assert taken.arguments["strategy"] == Greedy(rules)
     assert "not its strategy: " in taken.describe()
 
 
