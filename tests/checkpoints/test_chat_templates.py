@@ -39,7 +39,17 @@ MISTRAL = (
     "{{ m['content'] + eos_token }}{% else %}{{ raise_exception('Only user and assistant') }}"
     "{% endif %}{% endfor %}"
 )
-TEMPLATES = {"chatml": CHATML, "llama": LLAMA, "gemma": GEMMA, "mistral": MISTRAL}
+# As Mistral 0.3 has it: a system message in the last turn, where no string can put it.
+MISTRAL3 = (
+    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}"
+    "{% set messages = messages[1:] %}{% endif %}{{ bos_token }}{% for m in messages %}"
+    "{% if m['role'] == 'user' %}{{ '[INST] ' }}{% if loop.last and system is defined %}"
+    "{{ system + '\n\n' }}{% endif %}{{ m['content'] + '[/INST]' }}{% else %}"
+    "{{ m['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+TEMPLATES = {
+    "chatml": CHATML, "llama": LLAMA, "gemma": GEMMA, "mistral": MISTRAL, "mistral 0.3": MISTRAL3,
+}  # fmt: skip
 WITH_SYSTEM = {"chatml", "llama"}
 MESSAGES = [
     {"role": "user", "content": "ab ba"},

@@ -103,10 +103,13 @@ def _strings(folder: Path, render: Callable[..., str], tokens: dict[str, str]) -
     try:
         with_system = render([system, user])
         before, after, _ = _between(folder, with_system, _SYSTEM, _USER)
-        template = template._replace(system=(before, after))
+        complete = template._replace(system=(before, after))
+        _check(folder, complete, render)
+        template = complete
     except ValueError:
-        pass  # it raises an error at a system message, or puts its text elsewhere
-    _check(folder, template, render)
+        # It raises an error at a system message, or puts its text elsewhere, as Mistral's does,
+        # which writes it in the last turn.
+        _check(folder, template, render)
     return _without_start(folder, template, tokens.get("bos_token"))
 
 
