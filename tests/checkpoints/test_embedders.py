@@ -200,7 +200,7 @@ def change(file, fields):
         ("config.json", {"sliding_window": None}, "sliding_window must be an integer"),
         ("config.json", {"vocab_size": 30}, "the tokenizer has 31 ids and the embedding 30 rows"),
         ("config.json", {"vocab_size": 32}, r"embed_tokens.weight .*\(32, 24\)"),
-        ("config.json", {"model_type": "gemma3"}, "model_type must be one of"),
+        ("config.json", {"model_type": "gemma3n"}, "model_type must be one of"),
     ],
 )  # fmt: skip
 def test_a_damaged_folder(tmp_path, file, fields, message):

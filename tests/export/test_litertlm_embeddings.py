@@ -20,7 +20,8 @@ TEXTS = ["hello", "hello world", "text number 1, this", "ein Wort über Äpfel"]
 
 
 def framed(tokenizer, start=None, end=None):
-    """With these tokens around every text, and limits that the file must not have."""
+    """A copy with these tokens around every text, and limits that the file must not have."""
+    tokenizer = tokenizer.from_str(tokenizer.to_str())
     parts = [start, "$A", end]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[x for x in parts if x],
