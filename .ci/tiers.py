@@ -1,11 +1,11 @@
 """Chooses the tests of the default tier: the quick ones, and those with a branch of their own.
 
     pip install -e ".[examples,grammar,hub,lint,litertlm,test]"  # and what with_extras has
-    PYTHONPATH=.ci python -m pytest -p tiers --measure=FOLDER  # forty minutes on two cores
+    PYTHONPATH=.ci python -m pytest -p tiers --measure=FOLDER  # an hour on two cores
     python .ci/tiers.py FOLDER  # adds to tests/slow.txt
 
 measures the tests of the default tier. With `--anew` in both commands, those of `tests/slow.txt`
-are measured, too, and the list is replaced: more than an hour.
+are measured, too, and the list is replaced, which takes longer.
 
 A test that computes for `QUICK` seconds or longer goes to the slow tier unless
 

@@ -189,8 +189,8 @@ def _family(
     )
 
 
-# Of folders whose models see, too: in version 4 of transformers "language_model.model." began the
-# names of the language model, in version 5 it is "model.language_model.".
+# In folders that also read images, the names of the language model begin with
+# "language_model.model." (version 4 of transformers) or "model.language_model." (version 5).
 PART_NAMES = replace(
     NAMES,
     ignored=(

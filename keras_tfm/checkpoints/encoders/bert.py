@@ -104,7 +104,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
 
 
 def has_pooler(named: Named) -> bool:
-    """Whether the files have a pooler, or a head, which says nothing about it."""
+    """Whether the files have a pooler, or a head: files of a head may lack the pooler."""
     known = ("pooler.", _MASKED, _NEXT, "classifier.", "qa_outputs.")
     return any(named.begins(x) for x in known)
 
