@@ -1,7 +1,9 @@
 """The command line: what it prints, where, and with which exit code."""
 
+import codecs
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +23,7 @@ from keras_tfm.optional_package import install_command
 from keras_tfm.version import __version__
 
 HUGGING_FACE = Path(__file__).parent / "parity" / "huggingface"
+ASCII = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
 SIZES = ["--lengths", str(SOURCE_LENGTH), "--max-length", "9", "--start", str(START)]
 
 
@@ -270,6 +273,13 @@ def test_a_bad_line_does_not_end_a_batch(run, file_path, stdin):
     assert "line 1" not in err and "line 6" not in err
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(run, file_path, stdin):
+    stdin(codecs.BOM_UTF8 + b"3,4,5,6,7\r\n", "8,9,10")
+    code, out, _ = run("generate", file_path, "--ids")
+    assert code == 0
+    assert out.splitlines() == [",".join(map(str, small_tokens()[i])) for i in (0, 1)]
+
+
 def test_no_lines_are_no_error(run, file_path, stdin):
     stdin()
     assert run("generate", file_path, "--ids")[:2] == (0, "")
@@ -386,6 +396,16 @@ def test_standard_error_holds_no_log_of_tensorflow_or_litert(file_path):
     assert done.stdout.startswith(f"{START},")
 
 
+def test_a_pipe_of_another_encoding_gets_utf_8(classifier_path):
+    labels = "猫,größe,😀"
+    command = [sys.executable, "-m", "keras_tfm.cli", "predict", classifier_path, "two"]
+    done = subprocess.run(
+        [*command, "--labels", labels], capture_output=True, env=os.environ | ASCII
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode().split("\t")[0] in labels.split(",")
+
+
 def test_an_interrupt(run, file_path, monkeypatch):
     def load(*arguments, **options):
         raise KeyboardInterrupt
@@ -466,6 +486,7 @@ def test_an_interrupt(run, file_path, monkeypatch):
         (["verify", "MODEL", "FILE", "--custom", "absent:A"], 2, "there is no module 'absent'"),
         (["verify", "MODEL", "FILE", "--custom", "json:A"], 2, "'json' has no class 'A'"),
         (["generate", "FILE", "hello"], 1, "has no tokenizer"),
+        (["chat", "FILE", "--stop", ""], 1, "--stop must be texts of at least one character"),
         (["generate", "FILE", "--ids", "3,4,5,6,7,8"], 1, "source has 6 ids"),
         (["generate", "FILE", "--ids", "--stream", "3"], 2, "--stream"),
         (["verify", "MODEL", "FILE", "--tolerance", "1e-12"], 3, "at most 1e-12"),

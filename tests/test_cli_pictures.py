@@ -1,5 +1,6 @@
 """`keras-tfm` with pictures: predict prints classes and objects, and draws them."""
 
+import codecs
 import json
 import re
 import subprocess
@@ -100,11 +101,15 @@ def test_labels_override_those_of_the_file(run, folder, tmp_path):
     best = probabilities(folder, "a.png")[0].argmax()
     names = ["eins", "zwei", "drei", "vier", "fünf"]
     (tmp_path / "names.txt").write_text("\n".join(names) + "\n\n", encoding="utf-8")
-    for text in (",".join(names), tmp_path / "names.txt"):
+    windows = codecs.BOM_UTF8 + "\r\n".join(names).encode()
+    (tmp_path / "windows.txt").write_bytes(windows)
+    for text in (",".join(names), tmp_path / "names.txt", tmp_path / "windows.txt"):
         code, out, err = run(*arguments, text)
         assert code == 0 and out.startswith(f"{names[best]}\t"), err
     code, _, err = run(*arguments, "x,y")
     assert code == 2 and "'--labels'" in err and "{'output': 5}, got 2" in err
+    code, _, err = run(*arguments, ",".join(f"label{i}" for i in range(90)))  # longer than a name
+    assert code == 2 and "got 90" in err
     code, _, err = run(*arguments, "a,,b,c,d")
     assert code == 2 and "label 1 of 'a,,b,c,d' is empty" in err
     code, _, err = run(*arguments, "a,b,c,b,d")

@@ -5,6 +5,7 @@ differs from the model; 130, interrupted. If a row of `generate` or `predict` fa
 still run; its error goes to standard error with the row's number, and the exit code is 1.
 """
 
+import io
 import sys
 from typing import Annotated
 
@@ -68,8 +69,22 @@ def _options(
     pass
 
 
+def _write_any_character() -> None:
+    """Files and pipes get UTF-8, as rows are read; a terminal of another encoding gets "?".
+
+    Python would end an answer at a character that the encoding of the system does not have, such
+    as that of a pipe on Windows.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        if sys.stdout.isatty():
+            sys.stdout.reconfigure(errors="replace")
+        else:
+            sys.stdout.reconfigure(encoding="utf-8", errors="replace")
+
+
 def main() -> None:
     """The command `keras-tfm`."""
+    _write_any_character()
     try:
         app()
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from keras_tfm import runtime
 from keras_tfm.cli import rows
 from keras_tfm.cli.console import FAILED, FilePath, app, messages, typer, work
 from keras_tfm.cli.file_commands import Adapter, Threads, check_roles, check_tokenizers, load
+from keras_tfm.runtime.tasks.session_text import checked_stops
 
 NEW, UNDO = "/new", "/undo"
 
@@ -66,8 +67,9 @@ def chat(
         "seed": seed,
     }
     chosen = {name: value for name, value in options.items() if value is not None}
-    with work("sampling", {name: f"--{name.replace('_', '-')}" for name in options}):
+    with work("sampling", {name: f"--{name.replace('_', '-')}" for name in (*options, "stop")}):
         runtime.Sampler(**chosen)
+        stops = checked_stops(stop or [])
     model = load(file, threads, adapter, ())
     check_roles(model, ("decode",), ": for chats, export it with --signatures prefill,decode")
     check_tokenizers(model, "which chats need")
@@ -83,7 +85,7 @@ def chat(
                 conversation.undo()
             elif message.strip():
                 conversation.add(message)
-                _answer(conversation.session, sampler, max_tokens, stop or [])
+                _answer(conversation.session, sampler, max_tokens, stops)
         except (ValueError, TypeError, RuntimeError) as error:
             failed = True
             messages.print(f"keras-tfm: {error}", soft_wrap=True)
@@ -124,11 +126,11 @@ class _Conversation:
 
 
 def _answer(
-    session: runtime.Session, sampler: runtime.Sampler, max_tokens: int | None, stop: list[str]
+    session: runtime.Session, sampler: runtime.Sampler, max_tokens: int | None, stops: list[str]
 ) -> None:
     """Prints an answer piece by piece, and its speed."""
     before, begun, note = len(session), time.perf_counter(), ""
-    stream = session.stream(max_tokens, sampler, stop=stop)
+    stream = session.stream(max_tokens, sampler, stop=stops)
     try:
         for piece in stream:
             print(piece, end="", flush=True)

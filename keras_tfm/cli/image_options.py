@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,11 @@ def labels_of(text: str | None) -> list[str] | None:
     """Names separated by commas, or the lines of a file."""
     if text is None:
         return None
-    file = Path(text)
     try:
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else text.split(",")
+        # Path.is_file raises for a list of names that is too long for a path.
+        is_file = os.path.isfile(text)  # noqa: PTH113
+        # Programs on Windows write a byte order mark.
+        lines = Path(text).read_text("utf-8-sig").splitlines() if is_file else text.split(",")
     except UnicodeDecodeError:
         raise typer.BadParameter(
             f"{text} must be a text file in UTF-8, one label a line", param_hint="'--labels'"

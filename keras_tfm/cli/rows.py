@@ -1,5 +1,6 @@
 """Runs rows from arguments or standard input; one bad row does not stop the others."""
 
+import codecs
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -34,10 +35,12 @@ def run(texts: Sequence[str] | None, answer: Callable[[str], str | None]) -> Non
 
 
 def lines() -> Iterator[bytes]:
-    """The lines of standard input, which may not be valid UTF-8."""
+    """The lines of standard input, which may not be valid UTF-8; without a byte order mark."""
     if sys.stdin is None:  # Python's, where a process has none
         raise ValueError("expected lines on standard input, which is closed")
-    for line in sys.stdin.buffer:
+    for i, line in enumerate(sys.stdin.buffer):
+        # Programs on Windows write the mark, which would be a part of the first text.
+        line = line if i else line.removeprefix(codecs.BOM_UTF8)
         yield line.rstrip(b"\r\n")
 
 

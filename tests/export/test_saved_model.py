@@ -185,6 +185,16 @@ def test_a_write_that_fails(path, monkeypatch, error):
         export_saved_model(dense_model(5), path)
 
 
+def test_a_full_disk_is_an_os_error(path, monkeypatch):
+    def save(*arguments, **options):
+        reason = "{{function_node a}} /tmp/b; No space left on device [Op:SaveV2]"
+        raise tf.errors.ResourceExhaustedError(None, None, reason)
+
+    monkeypatch.setattr(tf.saved_model, "save", save)
+    with pytest.raises(OSError, match=r"cannot write .*: /tmp/b; No space left on device$"):
+        export_saved_model(dense_model(5), path)
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_rename_that_fails(path, monkeypatch, failing):
     """The earlier model is moved away, then the new one to its place."""

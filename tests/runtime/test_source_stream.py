@@ -104,6 +104,8 @@ def test_values_of_a_stream_are_checked():
     stream = load(encoder_file("float32").path).open_stream()
     with pytest.raises(ValueError, match=r"readings must have shape \(T, 6\), got \(3, 5\)"):
         stream.append(np.ones((3, 5)))
+    with pytest.raises(TypeError, match="readings must be numbers, got str"):
+        stream.append("readings.csv")
     with pytest.raises(TypeError, match="readings must be numbers, got <U1"):
         stream.append(np.full((3, D), "a"))
     stream.append(readings(9))

@@ -116,6 +116,9 @@ def write_saved_model(
             "a tokenizer must be a Keras layer or a tf.Module that holds its tables: "
             f"TensorFlow cannot find a table that it reads ({str(error).splitlines()[0][:200]})"
         ) from error
+    except tf.errors.OpError as error:  # of a full disk, for instance
+        reason = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\]", "", error.message)
+        raise OSError(f"TensorFlow cannot write {path}: {reason}") from error
 
 
 def convert(

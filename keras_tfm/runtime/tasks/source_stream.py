@@ -1,6 +1,7 @@
 """A source that is read in pieces: values in, the outputs that have become final out."""
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -83,6 +84,8 @@ class SourceStream(ABC):
 
     def _as_values(self, values: npt.ArrayLike) -> np.ndarray:
         shape = self._expected.shape[2:]
+        if isinstance(values, str | bytes | os.PathLike):  # such as the path of a recording
+            raise TypeError(f"{self._name} must be numbers, got {type(values).__name__}")
         try:
             array = np.asarray(values)
         except ValueError:  # NumPy's message is about its internals
