@@ -101,7 +101,7 @@ test("a stop string over two calls", async () => {
     assert.equal(piece, stops.text[0]);
     break;
   }
-  const { text } = await session.generate({ choose, stop: ["##"] });
+  const { text } = await session.generate({ choose, stop: "##" });
   assert.equal(stops.text[0] + text, stops.text.split("##")[0]);
   assert.deepEqual(session.tokens, [...before, ...stops.ids.slice(0, stops.kept)]);
 });
@@ -124,4 +124,27 @@ test("messages are texts", async () => {
   assert.throws(() => model.chatMessage("a", { tools: [] }), { message: /has no tools/ });
   assert.equal(model.chatMessage("a"), "User: a\nModel: ");
   assert.equal(model.chatMessage("a", { first: false }), "</s>\nUser: a\nModel: ");
+});
+
+test("what would be ignored or cut off is refused", async () => {
+  const model = await load(start.json);
+  const session = await begun(model);
+  const refused = [
+    [{ max_tokens: 5 }, "there is no option max_tokens: known are maxTokens, choose, stop"],
+    [{ maxTokens: 1.5 }, "maxTokens must be an integer of 1 or more: 1.5"],
+    [{ maxTokens: NaN }, "maxTokens must be an integer of 1 or more: NaN"],
+    [{ stop: ["a", ""] }, "stop must be texts of at least one character"],
+  ];
+  for (const [options, message] of refused) {
+    await assert.rejects(session.generate(options), { name: "RangeError", message });
+  }
+  await assert.rejects(model.stream("a", { maxTokens: 5 }).next(), { message: /no option maxTokens/ });
+  const none = { name: "TextError", message: /There is no token (-1|5.5|99999)\./ };
+  for (const id of [-1, 5.5, 99999]) {
+    await assert.rejects(model.generateTokens([5, id]), none);
+    await assert.rejects(session.append([5, id]), none);
+  }
+  for (const text of [undefined, null, 5, ["a"]]) {
+    await assert.rejects(model.generate(text), { name: "TextError", message: "A text must be a string." });
+  }
 });

@@ -12,7 +12,7 @@ import { ModelError, wasmFolder } from "./model.js";
  * and calls that it has not answered fail.
  *
  * @template {import("./model.js").Model | import("./model.js").ModelGroup} [T=import("./model.js").Model]
- * @param {string | URL | Uint8Array} source - as in `loadModel`.
+ * @param {string | URL | Uint8Array | ArrayBuffer | Blob} source - as in `loadModel`.
  * @param {object} [options] - those of `loadModel`, and
  * @param {number} [options.threads]
  * @param {string | URL} [options.wasm]
@@ -36,7 +36,8 @@ export async function loadModelInWorker(source, { worker = newWorker(), wasm, ..
   });
   try {
     const folder = wasm === undefined ? wasmFolder() : absolute(wasm);
-    const file = source instanceof Uint8Array ? source : absolute(source);
+    const isAddress = typeof source === "string" || source instanceof URL;
+    const file = isAddress ? absolute(source) : source;
     const loading = Comlink.wrap(worker).loadModel(file, { ...options, wasm: folder });
     const model = await Promise.race([loading, ended]);
     isLoaded = true;

@@ -86,7 +86,8 @@ export class TextError extends Error {
  * Fetches a file, compares its checksum and compiles it.
  *
  * @template {Model | ModelGroup} [T=Model]
- * @param {string | URL | Uint8Array} source - the address of the .tflite file, or its bytes.
+ * @param {string | URL | Uint8Array | ArrayBuffer | Blob} source - the address of the .tflite file, or
+ *   its bytes.
  * @param {object} [options]
  * @param {number} [options.threads] - more than 1 needs a page that is cross-origin isolated, and
  *   is the same for all the models of a page.
@@ -97,10 +98,15 @@ export class TextError extends Error {
  * @returns {Promise<T>} a `ModelGroup` if the file holds several models.
  * @throws {ModelError}
  */
-export async function loadModel(source, { threads = 1, wasm, onProgress = () => {} } = {}) {
+export async function loadModel(
+  source,
+  { threads = 1, wasm, onProgress = () => {}, ...others } = {},
+) {
+  const [unknown] = Object.keys(others);
+  if (unknown) throw new ModelError(`loadModel has no option ${unknown}.`);
   const runtime = startRuntime(threads, wasm);
   runtime.catch(() => {}); // it is awaited below, unless the file fails first
-  const bytes = source instanceof Uint8Array ? source : await download(source, onProgress);
+  const bytes = await bytesOf(source, onProgress);
   const metadata = readMetadata(bytes);
   const manifest = await readManifest(bytes, metadata);
   const parts = modelsIn(manifest).map(([name, own]) => [name, own, readAbilities(own, metadata)]);
@@ -298,9 +304,11 @@ export class Model {
    * @param {object} [options]
    * @param {Choose} [options.choose]
    */
-  async *streamTokens(ids, { choose = mostProbable } = {}) {
+  async *streamTokens(ids, { choose = mostProbable, ...others } = {}) {
+    checkOptions(others, "choose");
     const ability = this.#ability("stream");
-    const { input, encoders } = ability;
+    const { input, encoders, decoders, stepped } = ability;
+    if (!encoders.length) checkIds(ids, decoders[0].inputs[stepped]);
     const encode = () => this.#run(fitting(encoders, ids.length), input, ids);
     yield* this.#continue(ability, encoders.length ? encode : null, promptOf(ids, ability), choose);
   }
@@ -935,7 +943,10 @@ export class Model {
     const given = {};
     for (const [key, spec] of Object.entries(inputs)) {
       let values = spec.mask_of ? Array.from(ids, () => 1) : segments;
-      if (key === input) values = withRealPads(ids, spec);
+      if (key === input) {
+        checkIds(ids, spec);
+        values = withRealPads(ids, spec);
+      }
       const rows = new ARRAYS[spec.dtype](batch * length).fill(spec.pad_id ?? 0);
       for (let row = 0; row < batch; row++) rows.set(values, row * length);
       given[key] = new Tensor(rows, [batch, length]);
@@ -1420,9 +1431,8 @@ export class Session {
         `The text is too long: it has ${ids.length} tokens, and ${this.remaining} more fit.`,
       );
     }
-    const size = this.#ability.decoders[0].inputs[this.#ability.stepped].vocabulary_size;
-    const wrong = ids.find((id) => !(Number.isInteger(id) && id >= 0 && id < (size ?? Infinity)));
-    if (wrong !== undefined) throw new TextError(`There is no token ${wrong}.`);
+    const { vocabulary_size } = this.#ability.decoders[0].inputs[this.#ability.stepped];
+    checkIds(ids, { vocabulary_size });
     await this.#alone(async () => {
       this.#turn++;
       const before = this.#tokens.length;
@@ -1458,9 +1468,13 @@ export class Session {
    * @param {object} [options]
    * @param {number} [options.maxTokens]
    * @param {Choose} [options.choose]
-   * @param {string[]} [options.stop] - the text ends before the first of these.
+   * @param {string | string[]} [options.stop] - the text ends before the first of these.
    */
-  async *stream({ stop = [], ...options } = {}) {
+  async *stream({ stop: stops = [], ...options } = {}) {
+    const stop = [stops].flat();
+    if (!stop.every((text) => isText(text) && text)) {
+      throw new RangeError("stop must be texts of at least one character");
+    }
     const { target } = this.#ability;
     const carries = this.#owed?.length === this.#tokens.length;
     const { before, given, owed } = this.#before(target, carries ? this.#owed.characters : null);
@@ -1468,7 +1482,7 @@ export class Session {
     const run = { ended: "" };
     let [held, made, yielded] = ["", 0, 0]; // characters
     const owe = (characters) => (this.#owed = { length: this.#tokens.length, characters });
-    const tokens = this.#generated(options, run);
+    const tokens = this.#generated(options, run, "maxTokens, choose, stop");
     const read = async function* () {
       for await (const token of tokens) {
         owe(made ? made - yielded : owed);
@@ -1526,10 +1540,14 @@ export class Session {
    * @param {{maxTokens?: number, choose?: Choose}} [options]
    */
   async *streamTokens(options) {
-    yield* this.#generated(options, {});
+    yield* this.#generated(options, {}, "maxTokens, choose");
   }
 
-  async *#generated({ maxTokens = Infinity, choose = mostProbable } = {}, run) {
+  async *#generated({ maxTokens = Infinity, choose = mostProbable, ...others } = {}, run, known) {
+    checkOptions(others, known);
+    if (!(maxTokens === Infinity || (Number.isInteger(maxTokens) && maxTokens > 0))) {
+      throw new RangeError(`maxTokens must be an integer of 1 or more: ${maxTokens}`);
+    }
     const { endIds, startId } = this.#ability;
     if (!this.#tokens.length && startId !== null) this.#tokens.push(startId);
     if (!this.#tokens.length) throw new TextError("The session is empty: append a prompt.");
@@ -2044,6 +2062,7 @@ function encode(text, ability) {
  * tokens, the first ones, and those that the tokenizer adds.
  */
 function encodeTyped(text, ability, most = Infinity) {
+  if (!isText(text) && !isPair(text)) throw new TextError("A text must be a string.");
   const { source, length, endIds, startId, goesOn, takesUnknown, more } = ability;
   const whole = encoded(source, text, !more);
   let { ids, tokens, token_type_ids: segments = [] } =
@@ -2267,6 +2286,20 @@ export function softmax(logits) {
 
 // --- Tensors, which live in LiteRT's memory until they are deleted ------------------------------
 
+/** Refuses what is no token: an array of integers would take the rest of a number for one. */
+function checkIds(ids, { vocabulary_size: size = Infinity, pad_id: padId, padding }) {
+  const isPadding = (id) => id === padId || (padding !== undefined && id === REAL_PAD);
+  for (const id of ids) {
+    if (!isPadding(id) && !(isCount(id) && id < size)) throw new TextError(`There is no token ${id}.`);
+  }
+}
+
+/** Refuses the options that a call does not have: they would be ignored. */
+function checkOptions(others, known) {
+  const [unknown] = Object.keys(others);
+  if (unknown) throw new RangeError(`there is no option ${unknown}: known are ${known}`);
+}
+
 /** The shortest signature for so many tokens. */
 function fitting(signatures, count) {
   const found = signatures.find(({ length }) => count <= length);
@@ -2430,8 +2463,16 @@ async function importAudio() {
   }
 }
 
+async function bytesOf(source, onProgress) {
+  if (source instanceof Uint8Array) return source;
+  if (source instanceof ArrayBuffer) return new Uint8Array(source);
+  if (source instanceof Blob) return new Uint8Array(await source.arrayBuffer());
+  if (isText(source) || source instanceof URL) return download(source, onProgress);
+  throw new ModelError("loadModel needs the address of a .tflite file, or its bytes.");
+}
+
 async function download(url, onProgress) {
-  const name = new URL(url, base()).pathname.split("/").pop();
+  const name = new URL(url, base()).pathname.split("/").pop() || String(url);
   const response = await fetch(url).catch(() => {
     throw new ModelError(`${name} cannot be fetched: the server does not answer.`);
   });

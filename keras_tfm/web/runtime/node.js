@@ -54,7 +54,8 @@ export const ImageData =
  * As `loadModel` in a browser; see model.js.
  *
  * @template {web.Model | web.ModelGroup} [T=web.Model]
- * @param {string | URL | Uint8Array} source - a path, an address, or the bytes of a .tflite file.
+ * @param {string | URL | Uint8Array | ArrayBuffer | Blob} source - a path, an address, or the bytes of
+ *   a .tflite file.
  * @param {object} [options]
  * @param {string | URL} [options.wasm] - the folder with the WebAssembly files of LiteRT.js; by
  *   default that of the package `@litertjs/core`.
