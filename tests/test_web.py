@@ -205,10 +205,11 @@ def test_without_npm_and_registry_the_error_says_what_to_give(monkeypatch, tmp_p
 
 def test_the_command(packages, tmp_path):
     program = "from keras_tfm.cli import main; main()"
-    command = [sys.executable, "-c", program, "page", classifier_file().path, tmp_path / "site"]
+    command = [sys.executable, "-c", program, "page", classifier_file().path, tmp_path / "my site"]
     done = subprocess.run([*command, "--packages", packages], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "form classify" in done.stdout
+    assert f"--directory '{tmp_path / 'my site'}'\n" in done.stdout
     done = subprocess.run([*command, "--packages", packages], capture_output=True, text=True)
     assert done.returncode == 1
     assert "choose another folder, or --overwrite" in done.stderr.replace("\n", " ")

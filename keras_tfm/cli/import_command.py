@@ -42,6 +42,8 @@ def import_(
             f"{output} exists" + ("; --force replaces it" if output.is_file() else "")
         )
     if not folder.exists() or not is_checkpoint(folder):
+        if folder.exists():
+            raise ValueError(f"{folder} must be a folder or a .gguf file")
         raise FileNotFoundError(f"no such folder or .gguf file: {folder}")
     model = load_model(folder, None, architecture=architecture, segments=segments)
     with work(f"saving {output}"), replacement(output) as new:

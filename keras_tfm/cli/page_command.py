@@ -31,6 +31,8 @@ def page(
     (classes, boxes, captions, zero-shot) or speech. Any static web server can serve the folder;
     nothing is loaded from another host, and after the first visit the page works without a network.
     """
-    with work(f"writing {folder}", {"packages": "--packages", "overwrite": "--overwrite"}):
+    # Of this command, and of the export that a file lacks.
+    names = ("packages", "overwrite", "tokenizer", "images", "labels", "signatures")
+    with work(f"writing {folder}", {name: f"--{name}" for name in names}):
         result = write_page(file, folder, title=title, packages=packages, overwrite=overwrite)
     print(result, flush=True)

@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -108,7 +109,7 @@ def _from_folder(package: Package, source: Path) -> dict[str, bytes]:
 
 def _install(folder: Path) -> str:
     names = " ".join(f"{x.name}@{x.version}" for x in PACKAGES)
-    return f"npm install --prefix {folder.parent} {names}"
+    return f"npm install --prefix {shlex.quote(str(folder.parent))} {names}"
 
 
 def _from_archive(package: Package) -> dict[str, bytes]:

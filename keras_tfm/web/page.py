@@ -10,6 +10,7 @@ import html
 import json
 import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -71,7 +72,7 @@ class Page(NamedTuple):
         return (
             f"{self.folder}: form {self.form}, {kilobytes[0]} kB, of which a browser fetches "
             f"{kilobytes[1]} kB once\n"
-            f"python -m http.server 8000 --bind 127.0.0.1 --directory {self.folder}\n"
+            f"python -m http.server 8000 --bind 127.0.0.1 --directory {shlex.quote(str(self.folder))}\n"
             "http://127.0.0.1:8000/"
         )
 
