@@ -68,11 +68,12 @@ class Page(NamedTuple):
     download: int
 
     def __str__(self) -> str:
+        folder = shlex.quote(str(self.folder))
         kilobytes = [f"{round(x / 1000):,}" for x in (self.size, self.download)]
         return (
             f"{self.folder}: form {self.form}, {kilobytes[0]} kB, of which a browser fetches "
             f"{kilobytes[1]} kB once\n"
-            f"python -m http.server 8000 --bind 127.0.0.1 --directory {shlex.quote(str(self.folder))}\n"
+            f"python -m http.server 8000 --bind 127.0.0.1 --directory {folder}\n"
             "http://127.0.0.1:8000/"
         )
 

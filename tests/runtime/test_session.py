@@ -546,6 +546,7 @@ def test_a_file_without_a_tokenizer():
         (lambda x: x.generate(choose=lambda y: [SIZE]), ValueError, r"tokens in 0\.\.299"),
         (lambda x: x.generate(choose=lambda y: [1, 2]), TypeError, "integer tokens of shape"),
         (lambda x: x.generate(stop=[""]), TypeError, "stop must be texts"),
+        (lambda x: x.generate(stop=3), TypeError, "stop must be texts"),
         (lambda x: x.generate(stop=[3]), TypeError, "stop must be texts"),
         (lambda x: x.generate(choose=lambda y: x.append([1])), RuntimeError, "`choose` answers"),
         (lambda x: x.save("/nowhere/x.npz"), FileNotFoundError, "nowhere"),

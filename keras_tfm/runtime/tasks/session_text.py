@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.runtime.tasks.text import before_stop, complete, pieces
@@ -119,7 +119,7 @@ class GivenText:
 
 def checked_stops(stop: str | Sequence[str]) -> list[str]:
     """The stop strings; raises a TypeError unless all are texts of at least one character."""
-    stops = [stop] if isinstance(stop, str) else list(stop)
+    stops = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop]
     if not all(isinstance(one, str) and one for one in stops):
         raise TypeError(f"stop must be texts of at least one character, got {stop!r}")
     return stops
