@@ -1,6 +1,7 @@
 """Batches of examples of similar lengths."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 
 import numpy as np
 
@@ -74,6 +75,9 @@ class BucketedBatches(Batches):
         drop_remainder: bool = False,
         pad_id: PadIds = 0,
     ):
+        check_integer("seed", seed, minimum=0)
+        if np.ndim(boundaries) != 1 or not all(isinstance(x, Integral) for x in boundaries):
+            raise TypeError(f"boundaries must be integers, such as (8, 16), got {boundaries!r}")
         self.inputs, self.labels = checked_parts(inputs, labels)
         self._parts = [*self.inputs.values(), *([] if self.labels is None else [self.labels])]
         self.boundaries = tuple(boundaries)

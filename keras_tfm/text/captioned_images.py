@@ -68,6 +68,7 @@ class CaptionedImages:
         self.text_length = text_length
         self.text_vocabulary_size = text_vocabulary_size
         self.image_vocabulary_size = image_vocabulary_size
+        check_integer("seed", seed, minimum=0)
         self.caption_dropout, self.text_weight, self.seed = caption_dropout, text_weight, seed
 
     @property

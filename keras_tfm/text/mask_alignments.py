@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_tfm.arguments import check_rate
+from keras_tfm.arguments import check_integer, check_rate
 from keras_tfm.text.alignments import (
     ALIGNMENT_IDS,
     AMINO_ACIDS,
@@ -74,6 +74,7 @@ class MaskAlignments:
             raise ValueError(
                 f"{', '.join(shares)} must add up to at most 1, got {sum(shares.values())}"
             )
+        check_integer("seed", seed, minimum=0)
         self.rate, self.name, self.seed = rate, name, seed
         self.random_share, self.profile_share = random_share, profile_share
         self.same_share = same_share

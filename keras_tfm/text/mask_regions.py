@@ -59,6 +59,7 @@ class MaskRegions:
         check_rate("zero_share", zero_share)
         check_integer("first", first, minimum=0)
         self.rate, self.zero_share, self.first = rate, zero_share, first
+        check_integer("seed", seed, minimum=0)
         self.name, self.targets, self.seed = name, targets, seed
 
     def __call__(

@@ -110,6 +110,7 @@ class MaskTokens:
         self.vocabulary_size, self.mask_id = vocabulary_size, mask_id
         self.special_ids = tuple(sorted(special))
         self.rate, self.mask_share, self.random_share = rate, mask_share, random_share
+        check_integer("seed", seed, minimum=0)
         self.pad_id, self.ignore_id, self.name, self.seed = pad_id, ignore_id, name, seed
         self.positions = positions
 

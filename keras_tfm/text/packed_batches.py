@@ -82,6 +82,7 @@ class PackedBatches(Batches):
         if taken:
             raise ValueError(f"inputs must not be named segments or positions, got {sorted(taken)}")
         self.length, self.batch_size = length, batch_size
+        check_integer("seed", seed, minimum=0)
         self.seed, self.shuffle = seed, shuffle
         self.pad_ids = pad_ids_by_part(pad_id, list(self.inputs), self.labels is not None)
         lengths = self._lengths()

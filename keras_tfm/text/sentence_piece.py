@@ -2,18 +2,19 @@
 
 import io
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.optional_package import optional_package
-from keras_tfm.text.word_piece import END, PADDING, START, UNKNOWN
+from keras_tfm.text.word_piece import END, PADDING, START, UNKNOWN, checked_texts
 
 # A `SentencePieceProcessor`, which only the function imports.
 Tokenizer: TypeAlias = Any
 
 
 KINDS = ("unigram", "bpe", "char")
+LONGEST = 10_000  # bytes of a text
 
 
 def train_sentence_piece(
@@ -47,6 +48,7 @@ def train_sentence_piece(
 
     Raises:
         ValueError: an unknown kind, or SentencePiece cannot train on these texts.
+        TypeError: one text instead of several, or a text that is no str.
         ModuleNotFoundError: `sentencepiece` (extra `text`) is not installed.
 
     Example:
@@ -57,10 +59,10 @@ def train_sentence_piece(
     >>> ids[0], ids[-1], tokenizer.decode(ids)
     (1, 2, 'newest lower')
     """
-    check_integer("vocabulary_size", vocabulary_size)
+    check_integer("vocabulary_size", vocabulary_size, minimum=4 + len(special_tokens))
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    texts = iter(texts)
+    texts = checked_texts(texts)
     first = next(texts, None)
     if first is None:
         raise ValueError("training a vocabulary needs at least one text, got none")
@@ -71,9 +73,19 @@ def train_sentence_piece(
         extra="text",
     )
     written = io.BytesIO()
+    errors: list[Exception] = []
+
+    def read() -> Iterator[str]:
+        """The texts, and what they raise: SentencePiece makes a RuntimeError of it."""
+        try:
+            yield from itertools.chain([first], texts)
+        except Exception as error:
+            errors.append(error)
+            raise
+
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=itertools.chain([first], texts),
+            sentence_iterator=read(),
             model_writer=written,
             vocab_size=vocabulary_size,
             hard_vocab_limit=False,
@@ -81,7 +93,7 @@ def train_sentence_piece(
             user_defined_symbols=list(special_tokens),
             byte_fallback=byte_fallback,
             character_coverage=1.0,
-            max_sentence_length=10_000,
+            max_sentence_length=LONGEST,
             pad_id=0,
             bos_id=1,
             eos_id=2,
@@ -93,8 +105,15 @@ def train_sentence_piece(
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:
+        if errors:
+            raise errors[0] from None
         lines = [line for line in str(error).splitlines() if line] or ["no reason given"]
-        raise ValueError(f"SentencePiece cannot train on these texts: {lines[-1]}") from None
+        reason = lines[-1]
+        if "sentences_.empty()" in reason:
+            reason = (
+                f"each is empty or has more than {LONGEST:,} bytes; pass sentences or paragraphs"
+            )
+        raise ValueError(f"SentencePiece cannot train on these texts: {reason}") from None
     return sentencepiece.SentencePieceProcessor(
         model_proto=written.getvalue(), add_bos=ends, add_eos=ends
     )

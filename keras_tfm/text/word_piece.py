@@ -24,6 +24,21 @@ LONGEST = 100
 PRIVATE = 0xF0000
 
 
+def checked_texts(texts: Iterable[str]) -> Iterator[str]:
+    """The texts; raises for a single one, of which each character would be a text.
+
+    >>> from keras_tfm.text.word_piece import checked_texts
+    >>> list(checked_texts(["low", "new"]))
+    ['low', 'new']
+    """
+    if isinstance(texts, str | bytes):
+        raise TypeError(f"texts must be an iterable of str, got one {type(texts).__name__}")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"texts must be str, got {type(text).__name__} as text {i}")
+        yield text
+
+
 def train_word_piece(
     texts: Iterable[str],
     vocabulary_size: int = 8_000,
@@ -56,6 +71,7 @@ def train_word_piece(
     Raises:
         ValueError: there are no texts, or `vocabulary_size` is too small for all characters that
             occur.
+        TypeError: one text instead of several, or a text that is no str.
         ModuleNotFoundError: `tokenizers` (extra `text`) is not installed.
 
     Example:
@@ -66,7 +82,7 @@ def train_word_piece(
     >>> encoding.ids[0], encoding.ids[-1], tokenizer.decode(encoding.ids)
     (1, 2, 'newest lower')
     """
-    check_integer("vocabulary_size", vocabulary_size)
+    check_integer("vocabulary_size", vocabulary_size, minimum=4 + len(special_tokens))
     check_integer("min_frequency", min_frequency)
     special = [PADDING, START, END, UNKNOWN, *special_tokens]
     if len(set(special)) != len(special):
@@ -82,7 +98,7 @@ def train_word_piece(
     )
     words = (
         [word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))]
-        for text in texts
+        for text in checked_texts(texts)
     )
     pieces = _pieces(words, vocabulary_size - len(special), min_frequency)
     if not pieces:

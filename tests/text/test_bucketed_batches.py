@@ -172,6 +172,9 @@ def test_a_fit_over_the_dataset_learns():
         ({"boundaries": [4, 2]}, r"boundaries must ascend from 1 or more, got \(4, 2\)"),
         ({"boundaries": [0, 4]}, r"boundaries must ascend from 1 or more, got \(0, 4\)"),
         ({"boundaries": []}, r"boundaries must ascend from 1 or more, got \(\)"),
+        ({"boundaries": 8}, r"boundaries must be integers, such as \(8, 16\), got 8"),
+        ({"boundaries": [4.5, 8]}, "boundaries must be integers"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"tokens": None}, "either tokens or batch_size, got tokens=None and batch_size=None"),
         ({"batch_size": 2}, "either tokens or batch_size, got tokens=8 and batch_size=2"),
         ({"tokens": 3}, r"at least the last boundary \(4\), got 3"),
@@ -180,7 +183,7 @@ def test_a_fit_over_the_dataset_learns():
 )  # fmt: skip
 def test_refused(arguments, message):
     given = {"inputs": {"ids": [[5], [6] * 4]}, "boundaries": [4], "tokens": 8, **arguments}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         BucketedBatches(**given)
 
 

@@ -143,6 +143,7 @@ def test_a_fit_predicts_only_what_was_hidden():
         ({"rate": 1.5}, "rate must be within 0 and 1, got 1.5"),
         ({"special_ids": range(50)}, "some ids must not be special, got all 50 as special"),
         ({"ignore_id": 7}, "got the token 7"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
 )
 def test_refused(arguments, message):

@@ -153,8 +153,12 @@ def test_rows_of_keras_hub_word_pieces():
 def test_refused(train):
     with pytest.raises(ValueError, match="at least one text, got none"):
         train([], 50)
-    with pytest.raises(ValueError, match="vocabulary_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="vocabulary_size must be at least 4, got 0"):
         train(["a"], 0)
+    with pytest.raises(TypeError, match="texts must be an iterable of str, got one str"):
+        train("The file is open.", 50)
+    with pytest.raises(TypeError, match="texts must be str, got NoneType as text 1"):
+        train(["The file is open.", None], 50)
     with pytest.raises(TypeError, match="vocabulary_size must be an integer"):
         train(["a"], 8.5)
 
@@ -164,6 +168,8 @@ def test_too_small_a_vocabulary():
         ValueError, match=r"at least 16, special tokens and all characters that occur, got 10"
     ):
         train_word_piece(["low lower"], 10)
+    with pytest.raises(ValueError, match="empty or has more than 10,000 bytes; pass sentences"):
+        train_sentence_piece(["a b " * 5_000], 50)
     with pytest.raises(ValueError, match="smaller than required_chars"):
         train_sentence_piece(["low lower"], 5)
     with pytest.raises(ValueError, match="special tokens must differ"):
