@@ -93,7 +93,7 @@ def test_a_file_of_the_standard_library(tmp_path):
 def test_what_is_no_recording(content, message):
     with pytest.raises(ValueError, match=message):
         read_wav(content)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="no such file: "):
         read_wav("missing.wav")
 
 

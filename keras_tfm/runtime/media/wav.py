@@ -47,7 +47,10 @@ def read_wav(source: str | Path | bytes | bytearray) -> tuple[np.ndarray, int]:
         ValueError: the file is no WAV file, is damaged, for instance cut off, or is compressed.
     """
     is_bytes = isinstance(source, bytes | bytearray)
-    content = memoryview(source if is_bytes else Path(source).read_bytes())  # type: ignore[arg-type]
+    try:
+        content = memoryview(source if is_bytes else Path(source).read_bytes())  # type: ignore[arg-type]
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no such file: {source!s}") from None
     name = "the WAV file" if is_bytes else str(source)
     if bytes(content[:4]) != b"RIFF" or bytes(content[8:12]) != b"WAVE":
         raise ValueError(
