@@ -311,9 +311,7 @@ class Taken:
         return "; ".join(parts) or "nothing"
 
 
-def export_arguments(
-    checkpoint: Checkpoint, given: Mapping[str, Any], is_litertlm: bool = False
-) -> Taken:
+def export_arguments(checkpoint: Checkpoint, given: Arguments, is_litertlm: bool = False) -> Taken:
     """The arguments of an export that a checkpoint tells, where the caller leaves them open.
 
     Args:
@@ -373,7 +371,7 @@ _OF_PREPROCESSORS = (
 
 
 def _take_preprocessing(
-    made: Taken, checkpoint: Checkpoint, given: Mapping[str, Any], is_litertlm: bool
+    made: Taken, checkpoint: Checkpoint, given: Arguments, is_litertlm: bool
 ) -> None:
     """What the preprocessor of a task or preset of KerasHub tells."""
     if checkpoint.preprocessing is None:
@@ -393,7 +391,7 @@ def _take_preprocessing(
 
 
 def _take_folder(
-    made: Taken, folder: Path, model: keras.Model, given: Mapping[str, Any], is_litertlm: bool
+    made: Taken, folder: Path, model: keras.Model, given: Arguments, is_litertlm: bool
 ) -> None:
     """What the files of a folder of transformers or sentence-transformers tell."""
     texts = _inputs_of_text(model)
@@ -434,7 +432,7 @@ def _inputs_of_text(model: keras.Model) -> list[str]:
     return [name for name, x in inputs.items() if x.takes_ids and name != "segments"]
 
 
-def _signatures(model: keras.Model, given: Mapping[str, Any]) -> list[str]:
+def _signatures(model: keras.Model, given: Arguments) -> list[str]:
     """Those for chats and generated texts: a decoder's, or an encoder-decoder's."""
     if len(interface_of(model).inputs) == 1:
         return ["prefill", "decode"]
@@ -457,7 +455,7 @@ def _ids(folder: Path, own: Arguments) -> Arguments:
 
 
 def _take_tokenizers(
-    made: Taken, folder: Path, texts: list[str], given: Mapping[str, Any], writes: bool
+    made: Taken, folder: Path, texts: list[str], given: Arguments, writes: bool
 ) -> None:
     from keras_tfm import checkpoints
 
@@ -579,7 +577,7 @@ def _take_generation(
     own: Arguments,
     model: keras.Model,
     roles: list[str],
-    given: Mapping[str, Any],
+    given: Arguments,
     is_litertlm: bool,
 ) -> None:
     """Lengths of generated texts, start tokens and prompts."""
@@ -595,7 +593,7 @@ def _take_generation(
     longest = min(longest, _length_of_short_factors(model) or longest)
     if "max_length" not in given:
         made.take("max_length", longest, f" (of {limit})" if limit and limit > longest else "")
-    longest = given.get("max_length", longest)
+    longest = given.get("max_length") or longest
     if is_litertlm:
         return
     steps = {"prefill", "generate"} & set(roles)
@@ -622,7 +620,7 @@ def _take_generation(
             made.take("start_id", start)
 
 
-def _take_transcription(made: Taken, ids: Arguments, given: Mapping[str, Any]) -> None:
+def _take_transcription(made: Taken, ids: Arguments, given: Arguments) -> None:
     """Whisper's first tokens."""
     start, languages = ids.get("decoder_start_token_id"), ids.get("lang_to_id")
     if "default_prompt" in given or "prompt_length" in given or start is None:

@@ -39,7 +39,9 @@ else:
     class _Base(keras.Model):
         """What `Model` adds on JAX and PyTorch: errors."""
 
-        def compile(self, *args: Any, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
+        def compile(
+            self, *args: object, gradient_accumulation_steps: int = 1, **kwargs: object
+        ) -> None:
             """`keras.Model.compile`, without accumulation inside a batch."""
             if gradient_accumulation_steps != 1:
                 raise ValueError(
@@ -157,7 +159,7 @@ class Model(Base):
     ('gpt', 1, 'language_model', (None, None, 8))
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: object, **kwargs: object) -> Any:
         """A functional model for `Model(inputs, outputs)`, otherwise an instance of `cls`."""
         made = _FunctionalModel if cls is Model and _is_graph(args, kwargs) else cls
         return super().__new__(made, *args, **kwargs)
@@ -177,7 +179,7 @@ class Model(Base):
         allocate_if_missing(self)
         super().compile(*args, **kwargs)
 
-    def quantize(self, *args: Any, **kwargs: Any) -> None:
+    def quantize(self, *args: object, **kwargs: object) -> None:
         """`keras.Model.quantize`; refuses a model of `models.enable_quantization`."""
         state = quantization_of(self)
         if state is not None:
@@ -192,15 +194,15 @@ class Model(Base):
         allocate_if_missing(self)
         super().set_weights(weights)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+    def compute_mask(self, inputs: object, previous_mask: object = None) -> None:
         """None: outputs have the masks that the layers inside give them."""
         return
 
-    def rematerialized_call(self, layer_call: Any, *args: Any, **kwargs: Any) -> Any:
+    def rematerialized_call(self, layer_call: Any, *args: object, **kwargs: object) -> Any:
         """`layer_call`: of a model made in a `RematScope`, the layers recompute."""
         return layer_call
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the model; with the weights of `models.enable_quantization`, if it was called."""
         if quantization_of(self) is None or _has_symbols((args, kwargs)):
             return super().__call__(*args, **kwargs)
@@ -214,8 +216,8 @@ class Model(Base):
         self,
         trainable_variables: list[Tensor],
         non_trainable_variables: list[Tensor],
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> Any:
         """`keras.Layer.stateless_call`, with rounded weights as in `__call__`."""
         state = quantization_of(self)
@@ -264,7 +266,7 @@ class Model(Base):
         super().load_own_variables(own_variables(store))
 
     @classmethod
-    def from_config(cls, config: Config, custom_objects: Any = None) -> Any:
+    def from_config(cls, config: Config, custom_objects: Arguments | None = None) -> Any:
         """The model of a configuration."""
         rest = {key: x for key, x in config.items() if key != "trained_quantization"}
         with object_sharing_scope():
@@ -274,7 +276,7 @@ class Model(Base):
             set_quantization(model, state)
         return model
 
-    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def save(self, filepath: object, *args: object, **kwargs: object) -> None:
         """`keras.Model.save`; refuses an `.h5` file that Keras could not load again."""
         operations = [x for x in getattr(self, "operations", ()) if not hasattr(x, "weights")]
         if str(filepath).endswith((".h5", ".hdf5")) and operations:
@@ -285,7 +287,7 @@ class Model(Base):
         with rounded_beside_adapters(self):
             super().save(filepath, *args, **kwargs)
 
-    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+    def save_weights(self, *args: object, **kwargs: object) -> None:
         """`keras.Model.save_weights`; adapters are merged into the weights that are computed with.
 
         That is, into the rounded ones of `models.enable_quantization`.
@@ -293,7 +295,7 @@ class Model(Base):
         with rounded_beside_adapters(self):
             super().save_weights(*args, **kwargs)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         """What `pickle` carries: a `.keras` file with the optimizer's state."""
         custom = None if type(self) is _FunctionalModel else type(self)
         with rounded_beside_adapters(self):
@@ -362,12 +364,12 @@ def _unpickle(content: Any, custom: type | None) -> Any:
         return load_content(content)
 
 
-def _has_symbols(inputs: Any) -> bool:
+def _has_symbols(inputs: object) -> bool:
     """Whether the model is called for the graph of another one."""
     return any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(inputs))
 
 
-def _is_graph(args: tuple[Any, ...], kwargs: Arguments) -> bool:
+def _is_graph(args: tuple[object, ...], kwargs: Arguments) -> bool:
     """Whether these are the arguments of a functional model, by Keras's rule."""
     return len(args) == 2 or ("outputs" in kwargs and (len(args) == 1 or "inputs" in kwargs))
 

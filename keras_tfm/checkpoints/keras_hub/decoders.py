@@ -10,7 +10,7 @@ from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments
 from keras_tfm.checkpoints.keras_hub.family import HubFamily
 from keras_tfm.checkpoints.keras_hub.rows import attention, block, dense, norm, rms_norm
-from keras_tfm.checkpoints.keras_hub.settings import Settings
+from keras_tfm.checkpoints.keras_hub.settings import HubPart, Settings
 from keras_tfm.checkpoints.rows import Row
 from keras_tfm.checkpoints.transforms import ByHead, Joined, Reshaped
 from keras_tfm.keras_internals import sublayers
@@ -343,7 +343,7 @@ def _phi3_notes(model: models.Model) -> list[str]:
 
 
 @contextmanager
-def _with_long_factors(model: models.Model, backbone: Any) -> Iterator[None]:
+def _with_long_factors(model: models.Model, backbone: HubPart) -> Iterator[None]:
     """The backbone with LongRoPE's long factors at every length, if the model has them."""
     name = "pretraining_sequence_length"
     layers = [x for x in sublayers(backbone) if hasattr(x, "inverese_freq_long_factor")]

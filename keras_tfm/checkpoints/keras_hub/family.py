@@ -4,12 +4,11 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import keras
 
 from keras_tfm.checkpoints.config import Arguments
-from keras_tfm.checkpoints.keras_hub.settings import Settings
+from keras_tfm.checkpoints.keras_hub.settings import HubPart, Settings
 from keras_tfm.checkpoints.rows import Entry, Row, entries
 from keras_tfm.models import Model
 
@@ -44,16 +43,16 @@ class HubFamily:
     arguments: Callable[[Settings], Arguments]
     table: Callable[[Model], tuple[Row, ...]]
     inputs: Mapping[str, str] = field(default_factory=lambda: {"tokens": "token_ids"})
-    blocks: Callable[[Any], Sequence[Any]] = lambda backbone: backbone.transformer_layers
+    blocks: Callable[[HubPart], Sequence[HubPart]] = lambda backbone: backbone.transformer_layers
     outputs: Mapping[str, str] = field(default_factory=dict)
-    pairs: Callable[[Any, Any], Iterable[tuple[str, Any, Any]]] | None = None
+    pairs: Callable[[HubPart, HubPart], Iterable[tuple[str, HubPart, HubPart]]] | None = None
     adjust: Callable[[Model], None] = lambda model: None
     ignored: tuple[str, ...] = ()
-    logits: Callable[[Any, Any], Any] = lambda backbone, x: backbone.token_embedding(
+    logits: Callable[[HubPart, HubPart], HubPart] = lambda backbone, x: backbone.token_embedding(
         x, reverse=True
     )
     longest: Callable[[Model], int | None] = lambda model: model.arguments.get("max_length")
-    comparable: Callable[[Model, Any], AbstractContextManager[None]] = lambda model, backbone: (
+    comparable: Callable[[Model, HubPart], AbstractContextManager[None]] = lambda model, backbone: (
         nullcontext()
     )
     notes: Callable[[Model], list[str]] = lambda model: []

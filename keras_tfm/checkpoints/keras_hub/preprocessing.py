@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_tfm.checkpoints.keras_hub.settings import HubPart
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.keras_hub import SAMPLES, is_of_keras_hub
 from keras_tfm.generation.tokenizers.keras_hub_sentence_pieces import set_ends
@@ -54,7 +55,7 @@ class Preprocessing:
     {'end_id': [2], 'start_id': 1, 'prompt_length': 6}
     """
 
-    tokenizer: Any = None
+    tokenizer: HubPart = None
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     start_id: int | None = None
@@ -204,7 +205,7 @@ def _continues(kinds: set[str]) -> bool:
     return "CausalLMPreprocessor" in kinds and "CLIPPreprocessor" not in kinds
 
 
-def _end_ids(tokenizer: Any, kinds: set[str]) -> tuple[int, ...]:
+def _end_ids(tokenizer: HubPart, kinds: set[str]) -> tuple[int, ...]:
     """The tokens at which `generate` of KerasHub stops."""
     found = [tokenizer.end_token_id, getattr(tokenizer, "end_token2_id", None)]
     if kinds & {"Gemma3CausalLMPreprocessor", "Gemma4CausalLMPreprocessor"} and (
@@ -216,7 +217,7 @@ def _end_ids(tokenizer: Any, kinds: set[str]) -> tuple[int, ...]:
 
 def _with_ends(
     form: Form,
-    tokenizer: Any,
+    tokenizer: HubPart,
     before: tuple[int, ...],
     between: tuple[int, ...],
     after: tuple[int, ...],
@@ -243,7 +244,7 @@ def _with_ends(
 
 
 def _pieces_with_ends(
-    form: Form, tokenizer: Any, before: tuple[int, ...], after: tuple[int, ...]
+    form: Form, tokenizer: HubPart, before: tuple[int, ...], after: tuple[int, ...]
 ) -> Any:
     """A SentencePiece model that adds a start and an end: control tokens of the model."""
     package = optional_package(
@@ -311,7 +312,7 @@ def _rows(preprocessor: keras.Layer, kinds: set[str], texts: list[str]) -> list[
     return [[int(x) for x in row] for row in np.asarray(rows)]
 
 
-def _pictures(converter: Any) -> Arguments:
+def _pictures(converter: HubPart) -> Arguments:
     """How an `ImageConverter` resizes and crops; the model itself normalizes the pixels."""
     channels = max(np.size(converter.scale or 1), np.size(converter.offset or 0), 1)
     result: Arguments = {}

@@ -12,12 +12,14 @@ Example:
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import keras
 
 from keras_tfm.checkpoints.config import Arguments
 
+# A model, layer, tokenizer or converter of KerasHub, whose classes mypy does not know.
+HubPart: TypeAlias = Any
 # Fields that every backbone has, which say nothing of the computation.
 _OF_ALL = ("name", "trainable", "dtype")
 
@@ -41,7 +43,7 @@ class Settings:
         owner: str,
         fields: Mapping[str, Any],
         defaults: Mapping[str, Any],
-        backbone: Any = None,
+        backbone: HubPart = None,
         preprocessor: keras.Layer | None = None,
     ):
         self.owner, self.fields, self.defaults = owner, dict(fields), dict(defaults)

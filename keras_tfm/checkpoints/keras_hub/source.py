@@ -10,7 +10,7 @@ import keras
 from keras_tfm.checkpoints.keras_hub.families import check_class, family_of
 from keras_tfm.checkpoints.keras_hub.family import HubFamily
 from keras_tfm.checkpoints.keras_hub.heads import kind_of
-from keras_tfm.checkpoints.keras_hub.settings import Settings
+from keras_tfm.checkpoints.keras_hub.settings import HubPart, Settings
 from keras_tfm.checkpoints.keras_hub.variables import Variables
 from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub
@@ -33,13 +33,13 @@ class Source:
         kind: str, the kind of the task, see `heads.KINDS`; None: there is no task.
     """
 
-    model: Any
+    model: HubPart
     backbone: keras.Model
     family: HubFamily
     kind: str | None
 
     @classmethod
-    def of(cls, model: Any) -> "Source":
+    def of(cls, model: HubPart) -> "Source":
         """The source of a task or backbone.
 
         Raises:
@@ -131,7 +131,7 @@ def open_preprocessor(folder: Path) -> keras.Layer:
     return cls.from_preset(str(folder))
 
 
-def _hub() -> Any:
+def _hub() -> HubPart:
     need = "reading a preset of KerasHub needs it"
     return optional_package("keras_hub", need, "keras-hub", extra="hub").models
 

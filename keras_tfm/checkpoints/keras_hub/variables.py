@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.checkpoints.keras_hub.settings import HubPart
 from keras_tfm.keras_internals import child_layers, float_kernel, is_initialized
 
 # Of a layer with LoRA adapters or rounded weights, all others belong to these.
@@ -40,7 +40,7 @@ class Variables:
     """
 
     def __init__(self, model: keras.Model):
-        self._found: dict[str, tuple[Any, Any]] = {}
+        self._found: dict[str, tuple[HubPart, HubPart]] = {}
         adapted, rounded, half = 0, dict[str, int](), set[str]()
         for prefix, layer in _named_layers(model):
             inner = {id(x) for child in child_layers(layer) for x in child.weights}
@@ -85,7 +85,7 @@ class Variables:
         return self._found[path][1]
 
 
-def _named_layers(model: Any) -> Iterator[tuple[str, Any]]:
+def _named_layers(model: HubPart) -> Iterator[tuple[str, HubPart]]:
     """The path and layer of every layer in a task or backbone, each once."""
     seen = {id(model)}
     backbone = getattr(model, "backbone", None)
@@ -99,7 +99,7 @@ def _named_layers(model: Any) -> Iterator[tuple[str, Any]]:
         yield from _inner_layers(model, f"{model.name}/", seen)
 
 
-def _inner_layers(parent: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _inner_layers(parent: HubPart, prefix: str, seen: set[int]) -> Iterator[tuple[str, HubPart]]:
     attributes = {id(x): name.removeprefix("_") for name, x in vars(parent).items()}
     children = child_layers(parent)
     # Some backbones put their own name before that of each layer.

@@ -6,7 +6,6 @@ their first layer. Without a preprocessor they take the pixels that the backbone
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from keras import ops
@@ -15,7 +14,7 @@ from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments
 from keras_tfm.checkpoints.keras_hub.family import HubFamily
 from keras_tfm.checkpoints.keras_hub.rows import Lookup, attention, batch_norm, dense, norm
-from keras_tfm.checkpoints.keras_hub.settings import Settings
+from keras_tfm.checkpoints.keras_hub.settings import HubPart, Settings
 from keras_tfm.checkpoints.rows import Row
 from keras_tfm.checkpoints.transforms import Joined, Reshaped
 from keras_tfm.layers import quick_gelu
@@ -115,7 +114,7 @@ def _vit_table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def _encoder_layers(name: str) -> Any:
+def _encoder_layers(name: str) -> HubPart:
     return lambda backbone: backbone.get_layer(name).encoder_layers
 
 
@@ -341,7 +340,7 @@ def _clip_table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def _clip_pairs(ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+def _clip_pairs(ours: HubPart, theirs: HubPart) -> Iterator[tuple[str, HubPart, HubPart]]:
     similar = ops.matmul(ours["text_embedding"], ops.transpose(ours["image_embedding"]))
     yield "logits", similar * ours["scale"], theirs["text_logits"]
 
