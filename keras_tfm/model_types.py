@@ -92,6 +92,7 @@ MODEL_TYPES = (
     ModelType(
         "deberta-v2", "DeBERTa v2 and v3, mDeBERTa", "encoders.deberta:DEBERTA", "deberta",
         "encoder", padding=_PAD_0, vocabularies={"": 128100},
+        tokenizer="DebertaV2Tokenizer",
     ),
     ModelType(
         "mobilebert", "MobileBERT", "encoders.mobilebert:MOBILEBERT", "mobilebert", "encoder",
@@ -236,11 +237,12 @@ MODEL_TYPES = (
     ),
     ModelType(
         "mbart", "mBART, mBART-50", "encoder_decoders.bart:MBART", "mbart", "encoder-decoder",
-        padding=_PAD_1, vocabularies={"": 250027},
+        padding=_PAD_1, vocabularies={"": 250027}, tokenizer="MBartTokenizer",
     ),
     ModelType(
         "pegasus", "PEGASUS", "encoder_decoders.bart:PEGASUS", "pegasus", "encoder-decoder",
         padding="0, also the start of the target", vocabularies={"": 96103},
+        tokenizer="PegasusTokenizer",
     ),
     ModelType(
         "marian", "Marian (OPUS-MT)", "encoder_decoders.bart:MARIAN", "marian", "encoder-decoder",

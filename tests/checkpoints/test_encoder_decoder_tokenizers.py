@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 
 import pytest
 from small_tokenizers import byte_pairs
@@ -244,11 +245,87 @@ def test_the_target_language_of_madlad(tmp_path):
     assert "<2de>" in ours.encode("<2de> cat").tokens
 
 
-@pytest.mark.parametrize("kind", ["mbart", "pegasus"])
-def test_what_is_read_from_json_only(kind, tmp_path):
-    (tmp_path / "spiece.model").write_bytes(trained(ENGLISH, 90))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    with pytest.raises(ValueError, match=f"has no tokenizer.json, and without it.*'{kind}'"):
+# Texts that SentencePiece normalizes, and transformers 5 does not always.
+NORMALIZED = (" ", "the  cat\n\tsat ", "½ \uff46\uff55", "a\u200bb")
+# Control tokens are read in a text, which SentencePiece alone does not do.
+SPECIAL_TEXTS = ("</s> cat", "<pad>")
+
+
+def write_folder(folder, file, model, config, settings):
+    (folder / file).write_bytes(model)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return sentencepiece.SentencePieceProcessor(model_proto=model)
+
+
+@pytest.mark.parametrize("settings", [{}, {"do_lower_case": True}, {"split_by_punct": True}])
+def test_deberta_of_spm(settings, tmp_path):
+    """Its folders on the hub have `spm.model` alone; the mask follows the pieces."""
+    names = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}
+    options = {f"{name}_id": i for i, name in enumerate(names)}
+    model = trained(ENGLISH, 90, **options, **{f"{x}_piece": names[x] for x in names})
+    config = {"model_type": "deberta-v2", "vocab_size": 80}
+    processor = write_folder(tmp_path, "spm.model", model, config, {"vocab_type": "spm"} | settings)
+    ours = checkpoints.load_tokenizer(tmp_path)
+    theirs = transformers.DebertaV2Tokenizer.from_pretrained(tmp_path)
+    for text in [*TEXTS, "[MASK] cat", "the [SEP] cat"]:
+        found = ours.encode(text).ids
+        if text not in NORMALIZED:
+            assert found == theirs(text)["input_ids"], text
+        if not settings and "[" not in text:
+            assert found == [1, *processor.encode(text), 2], text
+    pair, expected = ours.encode("the cat", "a dog"), theirs("the cat", "a dog")
+    assert pair.ids == expected["input_ids"]
+    assert pair.type_ids == expected["token_type_ids"]
+    assert ours.token_to_id("[MASK]") == processor.get_piece_size()
+
+
+def test_pegasus_of_pieces(tmp_path):
+    model = trained(ENGLISH, 90, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    config = {"model_type": "pegasus", "vocab_size": 170}
+    processor = write_folder(tmp_path, "spiece.model", model, config, {})
+    ours = checkpoints.load_tokenizer(tmp_path)
+    theirs = transformers.PegasusTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        found = ours.encode(text).ids
+        if text not in NORMALIZED:
+            assert found == theirs(text)["input_ids"], text
+        if text not in SPECIAL_TEXTS:
+            assert found == [*(x + 103 for x in processor.encode(text)), 1], text
+    assert ours.decode(ours.encode("The cat sat on the mat.").ids) == "The cat sat on the mat."
+
+
+@pytest.mark.parametrize("name", ["MBartTokenizer", "MBart50Tokenizer"])
+def test_mbart_of_pieces(name, tmp_path):
+    """The class is that of `config.json`, as on the hub."""
+    kind = getattr(transformers, name)
+    languages = sys.modules[kind.__module__].FAIRSEQ_LANGUAGE_CODES
+    model = trained(ENGLISH, 90)
+    config = {"model_type": "mbart", "tokenizer_class": name, "vocab_size": 130}
+    settings = {"src_lang": "de_DE", "additional_special_tokens": languages}
+    write_folder(tmp_path, "sentencepiece.bpe.model", model, config, settings)
+    ours, theirs = checkpoints.load_tokenizer(tmp_path), kind.from_pretrained(tmp_path)
+    for text in [*TEXTS, "a <mask> cat"]:
+        if text not in NORMALIZED:
+            assert ours.encode(text).ids == theirs(text)["input_ids"], text
+    first = checkpoints.load_tokenizer(tmp_path, language="fr_XX").encode("cat").tokens
+    assert "fr_XX" in first
+
+
+def test_pieces_without_their_special_tokens(tmp_path):
+    write_folder(tmp_path, "spm.model", trained(ENGLISH, 90), {"model_type": "deberta-v2"}, {})
+    with pytest.raises(ValueError, match=r"spm.model cannot be read .expected the piece \[UNK\]"):
+        checkpoints.load_tokenizer(tmp_path)
+    config = {"model_type": "mbart"}
+    write_folder(tmp_path, "sentencepiece.bpe.model", trained(ENGLISH, 90), config, {})
+    with pytest.raises(ValueError, match=r"expected the tokens of languages, such as en_XX, in"):
+        checkpoints.load_tokenizer(tmp_path)
+
+
+def test_what_is_read_from_json_only(tmp_path):
+    (tmp_path / "vocab.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
+    with pytest.raises(ValueError, match=r"no tokenizer.json, and without it a GPTNeoXTokenizer"):
         checkpoints.load_tokenizer(tmp_path)
 
 

@@ -1,5 +1,6 @@
 """Tokenizers of translation models that mark a text with its language: M2M-100, NLLB, mBART."""
 
+from collections.abc import Container
 from pathlib import Path
 
 from keras_tfm.checkpoints.tensors import read_json
@@ -8,6 +9,7 @@ from keras_tfm.checkpoints.tokenizers.sentence_pieces import (
     merges_of,
     read_model,
     split_at_spaces,
+    xlm_roberta,
 )
 from keras_tfm.checkpoints.tokenizers.tokenizer_settings import (
     Tokenizer,
@@ -37,12 +39,7 @@ def m2m_100(settings: TokenizerSettings, file: Path, vocabulary: Path) -> Tokeni
         missing = sorted(set(special.values()) - set(ids))
         if missing:
             raise ValueError(f"expected the tokens {missing}, which are missing")
-    languages = [token.content for token in settings.extra() if token.content not in ids]
-    if not languages:
-        raise ValueError(
-            f"{settings.folder}: expected the tokens of languages, such as __en__, in "
-            "additional_special_tokens of tokenizer_config.json or special_tokens_map.json"
-        )
+    languages = _languages(settings, ids, "__en__")
     with reading(file):
         model = read_model(file)
         scores = {piece: score for piece, score in model.pieces if piece in ids}
@@ -64,6 +61,22 @@ def m2m_100(settings: TokenizerSettings, file: Path, vocabulary: Path) -> Tokeni
     split_at_spaces(settings, tokenizer)
     tokenizer.add_special_tokens([*dict.fromkeys(special.values()), *languages])
     return tokenizer
+
+
+def mbart(settings: TokenizerSettings, file: Path) -> Tokenizer:
+    """The tokenizer of mBART and mBART-50: that of XLM-R, with languages before the mask."""
+    return xlm_roberta(settings, file, _languages(settings, (), "en_XX"))
+
+
+def _languages(settings: TokenizerSettings, others: Container[str], example: str) -> list[str]:
+    """The tokens of languages, which the settings name, but for `others`."""
+    languages = [token.content for token in settings.extra() if token.content not in others]
+    if not languages:
+        raise ValueError(
+            f"{settings.folder}: expected the tokens of languages, such as {example}, in "
+            "additional_special_tokens of tokenizer_config.json or special_tokens_map.json"
+        )
+    return languages
 
 
 def set_language(

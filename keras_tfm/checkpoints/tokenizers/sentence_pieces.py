@@ -1,6 +1,7 @@
-"""Tokenizers from a SentencePiece model: T5, ALBERT, XLM-R, Llama, Gemma."""
+"""Tokenizers from a SentencePiece model: T5, PEGASUS, ALBERT, DeBERTa, XLM-R, Llama, Gemma."""
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -139,17 +140,54 @@ def albert(settings: TokenizerSettings, file: Path) -> Tokenizer:
     names = {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "sep": "[SEP]", "pad": "<pad>"}
     names |= {"cls": "[CLS]", "mask": "[MASK]"}
     settings.add_tokens(tokenizer, {**names}, _added_tokens(package, model))
-    first, last = settings.text("cls", "[CLS]"), settings.text("sep", "[SEP]")
-    tokenizer.post_processor = package.processors.TemplateProcessing(
-        single=f"{first}:0 $A:0 {last}:0",
-        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (first, last)],
-    )
+    settings.add_segments(tokenizer, names["cls"], names["sep"])
     return tokenizer
 
 
-def xlm_roberta(settings: TokenizerSettings, file: Path) -> Tokenizer:
-    """The tokenizer of XLM-R: unigrams, whose ids follow those of <s>, <pad>, </s> and <unk>."""
+def deberta(settings: TokenizerSettings, file: Path) -> Tokenizer:
+    """The tokenizer of DeBERTa v2 and v3: unigrams, with BERT's special tokens around each text.
+
+    Characters are normalized as SentencePiece does. `transformers` 5 composes them (NFC) instead.
+    """
+    package = settings.package
+    normalizers, space = package.normalizers, {"replacement": SPACE, "prepend_scheme": "always"}
+    names = {"bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]"}
+    names |= {"cls": "[CLS]", "mask": "[MASK]"}
+    with reading(file):
+        model = _of_kind(read_model(file), UNIGRAM)
+        ids = {piece: i for i, (piece, _) in enumerate(model.pieces)}
+        unknown = settings.text("unk", names["unk"])
+        if unknown not in ids:
+            raise ValueError(f"expected the piece {unknown}, which is missing")
+        tokenizer = package.Tokenizer(
+            package.models.Unigram(model.pieces, unk_id=ids[unknown], byte_fallback=False)
+        )
+        steps = [normalizers.Lowercase()] if settings.get("do_lower_case", False) else []
+        steps.append(normalizers.Strip())
+        if model.characters:
+            steps.append(normalizers.Precompiled(model.characters))
+        steps.append(normalizers.Replace(package.Regex(" {2,}"), " "))
+        tokenizer.normalizer = normalizers.Sequence(steps)
+    splits = [package.pre_tokenizers.Metaspace(**space)]
+    if settings.get("split_by_punct", False):
+        splits.insert(0, package.pre_tokenizers.Punctuation(behavior="isolated"))
+    tokenizer.pre_tokenizer = package.pre_tokenizers.Sequence(splits)
+    tokenizer.decoder = package.decoders.Metaspace(**space)
+    settings.add_tokens(tokenizer, {**names}, _added_tokens(package, model))
+    settings.add_segments(tokenizer, names["cls"], names["sep"])
+    return tokenizer
+
+
+def xlm_roberta(
+    settings: TokenizerSettings, file: Path, languages: Sequence[str] = ()
+) -> Tokenizer:
+    """The tokenizer of XLM-R: unigrams, whose ids follow those of <s>, <pad>, </s> and <unk>.
+
+    Args:
+        settings: of the folder.
+        file: Path, the SentencePiece model.
+        languages: tokens between the pieces and the mask.
+    """
     package = settings.package
     names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>"}
     names |= {"cls": "<s>", "mask": "<mask>"}
@@ -157,7 +195,8 @@ def xlm_roberta(settings: TokenizerSettings, file: Path) -> Tokenizer:
     with reading(file):
         model = _of_kind(read_model(file), UNIGRAM)
         first = [(texts[name], 0.0) for name in ("bos", "pad", "eos", "unk")]
-        pieces = [*first, *model.pieces[3:], (texts["mask"], 0.0)]
+        last = [(token, 0.0) for token in (*languages, texts["mask"])]
+        pieces = [*first, *model.pieces[3:], *last]
         tokenizer = package.Tokenizer(package.models.Unigram(pieces, unk_id=3, byte_fallback=False))
         if model.characters:
             tokenizer.normalizer = package.normalizers.Precompiled(model.characters)
@@ -168,6 +207,36 @@ def xlm_roberta(settings: TokenizerSettings, file: Path) -> Tokenizer:
         single=[begin, "$A", end],
         pair=[begin, "$A", end, end, "$B", end],
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (begin, end)],
+    )
+    return tokenizer
+
+
+def pegasus(settings: TokenizerSettings, file: Path) -> Tokenizer:
+    """The tokenizer of PEGASUS: unigrams, whose ids follow those of tokens for pretraining."""
+    package = settings.package
+    names = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask_2>"}
+    texts = {name: settings.text(name, token) for name, token in names.items()}
+    sentence = str(settings.get("mask_token_sent", "<mask_1>"))
+    offset = int(settings.get("offset", 103))
+    first = [texts["pad"], texts["eos"], sentence, texts["mask"]]
+    first += [f"<unk_{i}>" for i in range(2, offset)]
+    with reading(file):
+        model = _of_kind(read_model(file), UNIGRAM)
+        # The model's own pieces begin with padding and the end, which are first here, too.
+        pieces = [*((token, 0.0) for token in first), *model.pieces[2:]]
+        unknown = [piece for piece, _ in pieces].index(texts["unk"])
+        tokenizer = package.Tokenizer(
+            package.models.Unigram(pieces, unk_id=unknown, byte_fallback=False)
+        )
+        if model.characters:
+            tokenizer.normalizer = package.normalizers.Precompiled(model.characters)
+    split_at_spaces(settings, tokenizer)
+    tokenizer.add_special_tokens([*first, texts["unk"]])
+    end = texts["eos"]
+    tokenizer.post_processor = package.processors.TemplateProcessing(
+        single=f"$A {end}",
+        pair=f"$A $B {end}",
+        special_tokens=[(end, tokenizer.token_to_id(end))],
     )
     return tokenizer
 

@@ -37,13 +37,13 @@ def load_tokenizer(
         folder: str or Path, a GGUF file, which has its tokenizer (GPT-2's or Llama's kind); or it
             contains `tokenizer.json`, or the files of a tokenizer class:
             `vocab.txt` (BERT, DistilBERT, ELECTRA, MPNet), `vocab.json` and `merges.txt` (GPT,
-            GPT-2, GPT-Neo, RoBERTa, BART, Qwen), `spiece.model` (T5, ALBERT),
-            `sentencepiece.bpe.model` (XLM-R), `tokenizer.model` (Llama, Gemma), `source.spm`,
-            `target.spm` and `vocab.json` (Marian), or `sentencepiece.bpe.model` and `vocab.json`
-            (M2M-100). The class is that of `tokenizer_config.json`, or else follows from the model
-            type in `config.json`. Added tokens and other settings are read from
-            `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`, which are
-            optional.
+            GPT-2, GPT-Neo, RoBERTa, BART, Qwen), `spiece.model` (T5, PEGASUS, ALBERT),
+            `spm.model` (DeBERTa), `sentencepiece.bpe.model` (XLM-R, mBART), `tokenizer.model`
+            (Llama, Gemma), `source.spm`, `target.spm` and `vocab.json` (Marian), or
+            `sentencepiece.bpe.model` and `vocab.json` (M2M-100). The class is that of
+            `tokenizer_config.json` or `config.json`, or else follows from the model type. Added
+            tokens and other settings are read from `tokenizer_config.json`,
+            `special_tokens_map.json` and `added_tokens.json`, which are optional.
         target: bool, whether to load the tokenizer of target texts, which Marian has. It also
             decodes generated tokens, as the other one does if both have one vocabulary.
         vocabulary_size: int, number of token ids of the model, if it is loaded with another number
@@ -60,6 +60,8 @@ def load_tokenizer(
         Marian: where `transformers` has one unknown token for a piece of `source.spm` that
         `vocab.json` lacks, or for several characters in a row that `source.spm` lacks, this
         tokenizer has the ids of smaller pieces or of the characters, if `vocab.json` has them.
+        DeBERTa and mBART: characters and spaces are normalized by the SentencePiece model, as in
+        their training, where `transformers` 5 has rules of its own (½, full-width letters).
 
     Raises:
         FileNotFoundError: the folder does not exist, or has none of these files.
@@ -234,6 +236,9 @@ def class_of(settings: TokenizerSettings) -> str | None:
     """The class in transformers, of the settings or of the model type in `config.json`."""
     config = _config_of(settings.folder)
     model_type = None if config is None else config.fields.get("model_type")
+    named = None if config is None else config.fields.get("tokenizer_class")
+    if settings.tokenizer_class is None and named is not None:
+        return str(named).removesuffix("Fast")
     return settings.tokenizer_class or _OF_MODEL_TYPE.get(str(model_type))
 
 
@@ -271,11 +276,7 @@ def _bert(settings: TokenizerSettings, file: Path) -> Tokenizer:
     """The WordPiece tokenizer of BERT (arXiv:1810.04805)."""
     special = {key: f"[{key.upper()}]" for key in ("unk", "sep", "pad", "cls", "mask")}
     tokenizer, first, last = _word_piece(settings, file, special)
-    tokenizer.post_processor = settings.package.processors.TemplateProcessing(
-        single=f"{first}:0 $A:0 {last}:0",
-        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
-        special_tokens=[(name, tokenizer.token_to_id(name)) for name in (first, last)],
-    )
+    settings.add_segments(tokenizer, first, last)
     return tokenizer
 
 
@@ -350,7 +351,12 @@ _CLASSES: dict[str, tuple[tuple[str, ...], Callable[..., Tokenizer]]] = {
     "MarianTokenizer": (("source.spm", "target.spm", "vocab.json"), marian),
     **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer"), (("spiece.model",), sentence_pieces.t5)),
     "M2M100Tokenizer": (("sentencepiece.bpe.model", "vocab.json"), languages.m2m_100),
+    **dict.fromkeys(
+        ("MBartTokenizer", "MBart50Tokenizer"), (("sentencepiece.bpe.model",), languages.mbart)
+    ),
+    "PegasusTokenizer": (("spiece.model",), sentence_pieces.pegasus),
     "AlbertTokenizer": (("spiece.model",), sentence_pieces.albert),
+    "DebertaV2Tokenizer": (("spm.model",), sentence_pieces.deberta),
     "XLMRobertaTokenizer": (("sentencepiece.bpe.model",), sentence_pieces.xlm_roberta),
     "LlamaTokenizer": (("tokenizer.model",), sentence_pieces.llama),
     **dict.fromkeys(

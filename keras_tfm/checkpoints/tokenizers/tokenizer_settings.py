@@ -162,6 +162,20 @@ class TokenizerSettings:
                 special_tokens=[(token, tokenizer.token_to_id(token)) for token in tokens],
             )
 
+    def add_segments(self, tokenizer: Tokenizer, first: str, last: str) -> None:
+        """Puts BERT's tokens around a text or two: [CLS] A [SEP] of segment 0, B [SEP] of 1.
+
+        Args:
+            tokenizer: `tokenizers.Tokenizer`, changed in place.
+            first, last: the class's "cls" and "sep", which the settings may replace.
+        """
+        first, last = self.text("cls", first), self.text("sep", last)
+        tokenizer.post_processor = self.package.processors.TemplateProcessing(
+            single=f"{first}:0 $A:0 {last}:0",
+            pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
+            special_tokens=[(token, tokenizer.token_to_id(token)) for token in (first, last)],
+        )
+
     def _tokens_by_id(self) -> dict[int, Token]:
         """The added tokens by their ids."""
         entries = self.get("added_tokens_decoder")
