@@ -84,6 +84,15 @@ class Config:
             self.refuse(name, value, f"an integer from {minimum} to {maximum}")
         return value
 
+    def ids(self, name: str, default: int | None, size: int) -> int | list[int] | None:
+        """Reads an id of a vocabulary of `size`, or a list of ids; null means the default."""
+        value = self.fields.get(name)
+        value = default if value is None else value
+        ids = value if isinstance(value, list) and value else [value]
+        if value is not None and not all(type(x) is int and 0 <= x < size for x in ids):
+            self.refuse(name, value, f"an id from 0 to {size - 1}, or a list of them")
+        return value
+
     def number(self, name: str, default: Number, maximum: float = math.inf) -> float | Number:
         """Reads a number of at least 0; None as in `integer`."""
         value = self._value(name, default)

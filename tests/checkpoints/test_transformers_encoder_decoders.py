@@ -466,6 +466,28 @@ def test_t5gemma_has_the_vocabulary_of_its_decoder(tmp_path):
         checkpoints.load_huggingface(tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:t5. transformers before version 5")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("T5GemmaForConditionalGeneration", T5GEMMA),
+        ("T5Gemma2ForConditionalGeneration", T5GEMMA2),
+        ("MT5ForConditionalGeneration", T5),
+    ],
+)
+def test_two_tokens_that_end_a_text(name, options, tmp_path):
+    """As in the folders of chats: the end of a turn is another one than that of a text."""
+    made(name, options, tmp_path / "theirs")
+    rewritten(tmp_path / "theirs", eos_token_id=[1, 7])
+    model = checkpoints.load_huggingface(tmp_path / "theirs")
+    assert model.arguments["end_id"] == [1, 7]
+    checkpoints.save_huggingface(model, tmp_path / "ours")
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["eos_token_id"] == [1, 7]
+    rewritten(tmp_path / "theirs", eos_token_id=[1, 99])
+    with pytest.raises(ValueError, match=r"eos_token_id must be an id from 0 to 18, or a list"):
+        checkpoints.load_huggingface(tmp_path / "theirs")
+
+
 @pytest.fixture
 def folder_of(tmp_path):
     """A folder of a model with one block a stack, and changed fields."""

@@ -92,10 +92,6 @@ def _arguments(config: Config, named: Named, own: Arguments, defaults: Fields) -
     size = config.integer("vocab_size", defaults["vocab_size"])
     pad_id = config.integer("pad_token_id", 0, minimum=0, maximum=size - 1)
     start = config.integer("decoder_start_token_id", pad_id, minimum=0, maximum=size - 1)
-    end = config.fields.get("eos_token_id")
-    end = 1 if end is None else end
-    if type(end) is not int or not 0 <= end < size:
-        config.refuse("eos_token_id", end, f"an id from 0 to {size - 1}")
     tied = config.flag("tie_word_embeddings", True)
     untied = "lm_head.weight" in named.own and not named.same("lm_head.weight", "shared.weight")
     return {
@@ -120,7 +116,7 @@ def _arguments(config: Config, named: Named, own: Arguments, defaults: Fields) -
         ),
         "pad_id": pad_id,
         "start_id": start,
-        "end_id": end,
+        "end_id": config.ids("eos_token_id", 1, size),
         **own,
     }
 

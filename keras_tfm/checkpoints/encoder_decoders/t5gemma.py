@@ -109,11 +109,12 @@ def read_ids(config: Config, encoder: Config, decoder: Config, size: int) -> Arg
     """The ids of padding, start and end; `size` is that of the vocabulary."""
     arguments: Arguments = {}
     ids = {"pad_id": ("pad_token_id", 0), "start_id": ("bos_token_id", 2)}
-    ids["end_id"] = ("eos_token_id", 1)
     for name, (field, default) in ids.items():
         default = decoder.integer(field, default, minimum=0, maximum=size - 1)
         owner = encoder if name == "pad_id" else config
         arguments[name] = owner.integer(field, default, minimum=0, maximum=size - 1)
+    for owner in (decoder, config):  # of chats, there are two
+        arguments["end_id"] = owner.ids("eos_token_id", arguments.get("end_id", 1), size)
     start = config.integer("decoder_start_token_id", None, minimum=0, maximum=size - 1)
     arguments["start_id"] = arguments["start_id"] if start is None else start
     return arguments

@@ -1,5 +1,7 @@
 """T5: "Exploring the Limits of Transfer Learning" (arXiv:1910.10683), and its version 1.1."""
 
+from collections.abc import Sequence
+
 import keras
 from keras import ops
 
@@ -108,7 +110,7 @@ def t5(
     scale_output: bool | None = None,
     pad_id: int = 0,
     start_id: int | None = None,
-    end_id: int = 1,
+    end_id: int | Sequence[int] = 1,
     shared_positions: bool = True,
     multilingual: bool = False,
     name: str = "t5",
@@ -137,7 +139,7 @@ def t5(
             Default: `tie_output`.
         start_id: int, the token with which a target starts. It does not change the model; it is
             loaded and saved with a checkpoint. Default: `pad_id`.
-        end_id: int, the token at which a text ends; as `start_id`.
+        end_id: int or sequence of int, the tokens at which a text ends; as `start_id`.
         shared_positions: bool, whether all blocks of a stack share a `RelativePositionBias` (True),
             or each has its own, as in uMT5, which is then the type of a saved checkpoint.
         multilingual: bool, whether a saved checkpoint is of type "mt5". The model is the same.

@@ -153,7 +153,7 @@ def t5gemma(
     max_length: int = 8192,
     pad_id: int = 0,
     start_id: int = 2,
-    end_id: int = 1,
+    end_id: int | Sequence[int] = 1,
     name: str = "t5gemma",
     dtype: DType = None,
 ) -> Model:
@@ -184,7 +184,7 @@ def t5gemma(
         attention_dropout: float, dropout rate of the attention weights.
         pad_id: int, id of padding tokens.
         start_id: int, the token with which a target starts.
-        end_id: int, the token at which a text ends.
+        end_id: int or sequence of int, the tokens at which a text ends.
 
     `start_id` and `end_id` do not change the model. They are kept in `model.arguments`, loaded and
     saved with a checkpoint.

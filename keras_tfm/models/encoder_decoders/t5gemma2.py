@@ -71,7 +71,7 @@ def t5gemma2(
     max_length: int = 131072,
     pad_id: int = 0,
     start_id: int = 2,
-    end_id: int = 1,
+    end_id: int | Sequence[int] = 1,
     name: str = "t5gemma2",
     dtype: DType = None,
 ) -> Model:
@@ -106,7 +106,7 @@ def t5gemma2(
         attention_dropout: float, dropout rate of the attention weights.
         pad_id: int, id of padding tokens.
         start_id: int, the token with which a target starts.
-        end_id: int, the token at which a text ends.
+        end_id: int or sequence of int, the tokens at which a text ends.
 
     `start_id` and `end_id` do not change the model. They are kept in `model.arguments`, loaded and
     saved with a checkpoint.
