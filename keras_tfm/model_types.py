@@ -280,6 +280,13 @@ MODEL_TYPES = (
         "vit", "images", arguments={"layer_scale": 1.0, "num_registers": 4, "antialias": True},
     ),
     ModelType(
+        "dinov3_vit", "DINOv3", "vision.dinov3:DINOV3", "vit", "images",
+        arguments={
+            "layer_scale": 1.0, "num_registers": 4, "max_wavelength": 100.0,
+            "attention_bias": ["query", "value"],
+        },
+    ),
+    ModelType(
         "depth_anything", "Depth Anything, versions 1 and 2",
         "vision.depth_anything:DEPTH_ANYTHING", "depth_anything", "images",
     ),

@@ -86,6 +86,11 @@ OPTIONS = {
     "marian, two vocabularies": {"target_vocabulary_size": VOCABULARY},
     "marian, two sizes, version 5": {"target_vocabulary_size": 37},
     "vit, without biases": {"attention_bias": False},
+    "dinov3_vit, gated, with all biases": {
+        "gated": True, "activation": "silu", "attention_bias": True, "num_registers": 0,
+        "image_size": (8, 15),
+    },
+    "dinov3_vit, without biases": {"attention_bias": False, "drop_path": 0.2},
     "detr, frozen": {"frozen_batch_norm": True},
     "depth_anything, metric": {"metric": True, "max_depth": 20.0},
     "resnet, bottleneck": {"bottleneck": True},
@@ -116,7 +121,7 @@ def architecture_of(model_type):
 def small(model_type, architecture=None, **options):
     """The small model of a type with the head of a class, which transformers can read."""
     architecture = architecture or architecture_of(model_type)
-    pooled = "pooler" in arguments_of(model_type) and not model_type.startswith("dinov2")
+    pooled = "pooler" in arguments_of(model_type) and not model_type.startswith("dino")
     if pooled and architecture == FAMILIES[model_type].base:
         options = {"pooler": True, **options}
     return with_head(model_type, architecture, **{**READ.get(model_type, {}), **options})

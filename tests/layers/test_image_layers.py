@@ -14,6 +14,7 @@ from keras_tfm.layers import (
     PrefixTokens,
     RotaryEmbedding2D,
 )
+from keras_tfm.layers.positions.coordinates import Span
 from keras_tfm.layers.positions.position_embedding_2d import bicubic, bilinear
 
 B, H, W, C, D = 2, 11, 8, 3, 5
@@ -223,11 +224,31 @@ def test_rotations_by_row_and_column():
     expected = np.array(
         [[turned(v, *cell, 100.0) for v, cell in zip(h, cells, strict=True)] for h in x[0]]
     )
-    from keras_tfm.layers.positions.coordinates import Span
-
     assert_close(part.rotate(x, Span(0, len(cells)))[0], expected, 1e-6)
     coordinates = np.array([cells], "int32")
     assert_close(part.rotate(x, keras.ops.convert_to_tensor(coordinates))[0], expected, 1e-6)
+
+
+def test_rotations_relative_to_the_size_of_the_grid():
+    """Centres of cells from -1 to 1 along both sides, times 2 pi (arXiv:2508.10104)."""
+    heads, head_dim, height, width, prefix = 2, 8, 3, 4, 2
+    x = rng.normal(size=(1, heads, prefix + height * width, head_dim)).astype("float32")
+    part = RotaryEmbedding2D(width, prefix, max_wavelength=100.0, height=height)
+    part.build_for(heads, head_dim, head_dim)
+    rows = [2 * np.pi * (2 * (i + 0.5) / height - 1) for i in range(height)]
+    columns = [2 * np.pi * (2 * (j + 0.5) / width - 1) for j in range(width)]
+    cells = [(0, 0)] * prefix + [(r, c) for r in rows for c in columns]
+    expected = np.array(
+        [[turned(v, *cell, 100.0) for v, cell in zip(h, cells, strict=True)] for h in x[0]]
+    )
+    assert_close(part.rotate(x, Span(0, len(cells)))[0], expected, 1e-6)
+    numbers = keras.ops.arange(len(cells))
+    assert_close(part.rotate(x, numbers)[0], expected, 1e-6)
+    grid = np.array([[(i, j) for i in range(height) for j in range(width)]], "int32")
+    found = part.rotate(x[:, :, prefix:], keras.ops.convert_to_tensor(grid))
+    assert_close(found[0], expected[:, prefix:], 1e-6)
+    with pytest.raises(ValueError, match=r"at most 2 tokens and 3 \* 4 cells, got 15 tokens"):
+        part.rotate(np.zeros((1, heads, 15, head_dim), "float32"), Span(0, 15))
 
 
 def test_scores_depend_on_distances_in_rows_and_columns():

@@ -68,6 +68,12 @@ def arguments(config: Config, named: Named) -> Arguments:
     }
 
 
+def _is_dinov2(model: models.Model) -> bool:
+    given = model.arguments
+    has_table = given.get("max_wavelength") is None and isinstance(given["attention_bias"], bool)
+    return given["layer_scale"] is not None and has_table
+
+
 def _of_registers(model: models.Model) -> bool:
     """Whether a model is of the family with registers, which may have 0 of them."""
     return bool(model.arguments.get("num_registers") or model.arguments.get("antialias"))
@@ -125,7 +131,7 @@ DINOV2 = Family(
             prefixes=("classifier.",),
         ),
     },
-    is_of=lambda model: model.arguments["layer_scale"] is not None and not _of_registers(model),
+    is_of=lambda model: _is_dinov2(model) and not _of_registers(model),
     # Training with masked patches is not supported, so the token for them is left out.
     names=Names(prefix="dinov2.", ignored=(r"embeddings\.mask_token",)),
     base="Dinov2Model",
@@ -137,7 +143,7 @@ DINOV2_WITH_REGISTERS = replace(
         name.replace("Dinov2", "Dinov2WithRegisters"): architecture
         for name, architecture in DINOV2.architectures.items()
     },
-    is_of=lambda model: model.arguments["layer_scale"] is not None and _of_registers(model),
+    is_of=lambda model: _is_dinov2(model) and _of_registers(model),
     names=Names(prefix="dinov2_with_registers.", ignored=(r"embeddings\.mask_token",)),
     base="Dinov2WithRegistersModel",
     constants=_unread_tokens,

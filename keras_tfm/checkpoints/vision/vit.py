@@ -117,7 +117,10 @@ def _fields(model: models.Model, architecture: str) -> Fields:
 
 def _is_vit(model: models.Model) -> bool:
     given = model.arguments
-    return given["layer_scale"] is None and not given["num_registers"] and not given["gated"]
+    plain = (
+        not given["num_registers"] and not given["gated"] and given.get("max_wavelength") is None
+    )
+    return plain and given["layer_scale"] is None and isinstance(given["attention_bias"], bool)
 
 
 VIT = Family(

@@ -1,4 +1,4 @@
-"""Vision Transformers: ViT (arXiv:2010.11929), DeiT (2012.12877), DINO (2104.14294), DINOv2."""
+"""Vision Transformers: ViT (arXiv:2010.11929), DeiT (2012.12877), DINO (2104.14294), 2 and 3."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.arguments import check_integer, check_rate
+from keras_tfm.arguments import check_integer, check_positive, check_rate
 from keras_tfm.layers import (
     FeedForward,
     ImageNormalization,
@@ -17,6 +17,7 @@ from keras_tfm.layers import (
     PositionEmbedding2D,
     PrefixTokens,
     Residual,
+    RotaryEmbedding2D,
     TransformerEncoderBlock,
 )
 from keras_tfm.layers.images.patch_embedding import as_pair
@@ -56,11 +57,12 @@ def vit(
     gated: bool = False,
     layer_norm_epsilon: float = 1e-6,
     layer_scale: float | None = None,
-    attention_bias: bool = True,
+    attention_bias: bool | Sequence[str] = True,
     distillation_token: bool = False,
     num_registers: int = 0,
     position_size: int | Sequence[int] | None = None,
     antialias: bool = False,
+    max_wavelength: float | None = None,
     pooler: bool = False,
     image_mean: Sequence[float] = (0.5, 0.5, 0.5),
     image_std: Sequence[float] = (0.5, 0.5, 0.5),
@@ -71,8 +73,9 @@ def vit(
 
     Patches are embedded, a class token is put first, learned positions are added, and pre-norm
     blocks follow. Add a head with `image_classifier`. With `distillation_token` it is DeiT; with
-    `layer_scale` it is DINOv2, whose registers (arXiv:2309.16588) stand behind the class token. The
-    models of DINO are plain ViTs.
+    `layer_scale` it is DINOv2, whose registers (arXiv:2309.16588) stand behind the class token;
+    with `max_wavelength` too, it is DINOv3 (arXiv:2508.10104), in which each block rotates queries
+    and keys by the place of their patch (`RotaryEmbedding2D`). The models of DINO are plain ViTs.
 
     The first layer normalises the pixels, so that the model takes values from 0 to 255 in training
     and an exported file takes uint8 pixels.
@@ -83,13 +86,16 @@ def vit(
         gated: bool, whether the feed-forward networks are gated, with "silu" SwiGLU.
         layer_scale: float, initial value of a learned scale of each sublayer's output
             (arXiv:2103.17239). Default: no such scale.
-        attention_bias: bool, whether queries, keys and values have a bias.
+        attention_bias: bool, whether queries, keys and values have a bias, or a list of those that
+            have one, of "query", "key" and "value".
         distillation_token: bool, whether a second token follows the class token.
         num_registers: int, number of tokens without a position behind the class token.
         position_size: int or (height, width), image size to which the position table belongs; for
             other images it is interpolated. Default: `image_size`. Required if that is None.
         antialias: bool, whether the position table is interpolated with a low-pass filter, as in
             DINOv2 with registers.
+        max_wavelength: float, longest wavelength of rotary positions, divided by 2 pi, 100 in
+            DINOv3; `image_size` must be known. Default: a table of positions.
         pooler: bool, whether there is an output "pooled".
         image_mean, image_std: list of float, mean and standard deviation of each channel, for
             values from 0 to 1. Their length is the number of channels (C).
@@ -102,8 +108,8 @@ def vit(
 
     Raises:
         TypeError: an argument of the wrong type.
-        ValueError: an argument out of range, an image smaller than a patch, or `num_heads` does not
-            divide `dim`.
+        ValueError: an argument out of range, an image smaller than a patch, `num_heads` does not
+            divide `dim`, or arguments of a table of positions beside `max_wavelength`.
 
     Example:
 
@@ -124,6 +130,7 @@ def vit(
         gated=gated, layer_norm_epsilon=layer_norm_epsilon, layer_scale=layer_scale,
         attention_bias=attention_bias, distillation_token=distillation_token,
         num_registers=num_registers, position_size=position_size, antialias=antialias,
+        max_wavelength=max_wavelength,
         image_mean=image_mean, image_std=image_std, dtype=dtype,
     )  # fmt: skip
     pixels, x, names = parts.encode()
@@ -158,10 +165,11 @@ class PixelEncoder(EncoderArguments):
     drop_path: float = 0.0
     gated: bool = False
     layer_scale: float | None = None
-    attention_bias: bool = True
+    attention_bias: bool | Sequence[str] = True
     distillation_token: bool = False
     num_registers: int = 0
     antialias: bool = False
+    max_wavelength: float | None = None
     class_token: bool = True
     prefix: str = ""
     patch_bias: bool = True
@@ -212,17 +220,18 @@ class PixelEncoder(EncoderArguments):
             x = self._tokens(count, 0, "prefix")(patches)
         else:
             x = keras.layers.Reshape((-1, self.dim), name=f"{self.prefix}sequence")(patches)
-        positions = PositionEmbedding2D(
-            grid,
-            count,
-            _initializer(),
-            self.dropout,
-            self.antialias,
-            self.interpolation,
-            dtype=self.dtype,
-            name=f"{self.prefix}positions",
-        )
-        x = positions(x, patches)
+        if self.max_wavelength is None:
+            positions = PositionEmbedding2D(
+                grid,
+                count,
+                _initializer(),
+                self.dropout,
+                self.antialias,
+                self.interpolation,
+                dtype=self.dtype,
+                name=f"{self.prefix}positions",
+            )
+            x = positions(x, patches)
         if self.num_registers:
             x = self._tokens(self.num_registers, count, "registers")(x)
         if self.embedding_norm:
@@ -247,7 +256,9 @@ class PixelEncoder(EncoderArguments):
         return LayerNormalization(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name=name)
 
     def _grid(self) -> tuple[int, int]:
-        """The rows and columns of the position table."""
+        """The rows and columns of the position table, or of the patches with rotary positions."""
+        if self.max_wavelength is not None:
+            self._check_rotary()
         size = self.image_size if self.position_size is None else self.position_size
         if size is None:
             raise ValueError(
@@ -259,13 +270,47 @@ class PixelEncoder(EncoderArguments):
             raise ValueError(f"position_size must be at least a patch, {patch}, got {sizes}")
         return sizes[0] // patch[0], sizes[1] // patch[1]
 
+    def _check_rotary(self) -> None:
+        check_positive("max_wavelength", self.max_wavelength)
+        if self.image_size is None:
+            raise ValueError("max_wavelength needs an image_size, got None")
+        if self.antialias or self.position_size not in (None, self.image_size):
+            raise ValueError(
+                "max_wavelength takes the place of a position table: expected no antialias, and no "
+                f"position_size other than {self.image_size}, got {self.antialias} and "
+                f"{self.position_size}"
+            )
+
+    def _rotary(self) -> RotaryEmbedding2D | None:
+        """The rotary positions of a block."""
+        if self.max_wavelength is None:
+            return None
+        height, width = self._grid()
+        prefix = self.class_token + self.distillation_token + self.num_registers
+        return RotaryEmbedding2D(
+            width, prefix, self.max_wavelength, height, dtype=self.dtype, name="position"
+        )
+
+    def _biased(self) -> bool | list[str]:
+        """The projections with a bias, in the form of `MultiHeadSelfAttention`."""
+        if self.attention_bias is True:
+            return True
+        given = self.attention_bias or ()
+        if isinstance(given, str) or not {*given} <= {"query", "key", "value"}:
+            raise ValueError(
+                "attention_bias must be True, False or a list of query, key and value, got "
+                f"{given!r}"
+            )
+        return [*given, "output"]
+
     def _block(self, name: str, drop_path: float) -> TransformerEncoderBlock:
         """One pre-norm block."""
         return TransformerEncoderBlock(
             self_attention=MultiHeadSelfAttention(
                 self.num_heads,
                 dropout=self.attention_rate,
-                use_bias=True if self.attention_bias else ["output"],
+                use_bias=self._biased(),
+                position=self._rotary(),
                 kernel_initializer=_initializer(),
                 dtype=self.dtype,
                 name="self_attention",
