@@ -94,7 +94,7 @@ def own_options():
         "whisper, features": {"audio": False},
         "vit": {"image_size": (8, 12)},
         "dinov2": {"intermediate_dim": 2 * dim},
-        "dinov3_vit": {"dim": 16, "patch_size": (4, 3), "layer_scale": 0.7, "max_wavelength": 50.0},
+        "dinov3_vit": {"dim": 2 * dim, "patch_size": (4, 3), "max_wavelength": 50.0},
         "dinov2_with_registers": {**dinov2, "gated": True, "activation": "silu"},
         "depth_anything": {
             "position_size": 12, "intermediate_dim": 2 * dim,

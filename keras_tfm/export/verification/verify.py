@@ -73,6 +73,9 @@ _STEP = 6 / 255 / 12**0.5
 STEP = {"float32": 0.0, "float16": 0.0, "int8": _STEP, "int4": _STEP, "int8_full": _STEP}
 # The largest default tolerance: at this relative error the output is noise.
 _LARGEST = 1.0
+# From this relative error on, a warning says that little is left of the model's outputs, although
+# the file is as right as any with such rounding.
+_LOST = 0.5
 # The errors of two random roundings of the same weights differ by less than this factor.
 _CHANCE = 2.0
 # Up to this number of differences, several random roundings set the tolerance: outputs of the same
@@ -261,6 +264,8 @@ def verify(
         hints = [other_arguments(one, part) for one, part in pairs.values()]
         reasons = "; ".join(filter(None, [*result.failures, *hints]))
         raise VerificationError(f"the file differs from {own_names}: {reasons}", result)
+    if tolerance is None:
+        _warn_of_loss(quantization, checks)
     return result
 
 
@@ -299,6 +304,22 @@ def _pairs(
             raise type(error)(f"model {name!r}: {error}" if several else str(error)) from error
         result[name] = (one, part)
     return result
+
+
+def _warn_of_loss(quantization: str, checks: Sequence[Check]) -> None:
+    """Warns where rounding leaves little of an output, in a file as right as it can be."""
+    worst = max(checks, key=lambda check: check.relative_error)
+    if worst.relative_error < _LOST:
+        return
+    warnings.warn(
+        f"{quantization} changes the outputs of {worst.signature!r} by "
+        f"{100 * worst.relative_error:.0f} % of their size, as other roundings of this precision "
+        "would: the model does not tolerate it. Use another quantization, list layers that keep "
+        "more bits (keep_float, keep_int8), adapt the weights (export.calibrate), or train them "
+        "rounded (models.enable_quantization)",
+        UserWarning,
+        stacklevel=4,  # at the caller of `verify`, over its two decorators
+    )
 
 
 def _input_sources(found: Comparisons) -> dict[str, str]:

@@ -291,7 +291,7 @@ class PixelEncoder(EncoderArguments):
             width, prefix, self.max_wavelength, height, dtype=self.dtype, name="position"
         )
 
-    def _biased(self) -> bool | list[str]:
+    def _projection_biases(self) -> bool | list[str]:
         """The projections with a bias, in the form of `MultiHeadSelfAttention`."""
         if self.attention_bias is True:
             return True
@@ -309,7 +309,7 @@ class PixelEncoder(EncoderArguments):
             self_attention=MultiHeadSelfAttention(
                 self.num_heads,
                 dropout=self.attention_rate,
-                use_bias=self._biased(),
+                use_bias=self._projection_biases(),
                 position=self._rotary(),
                 kernel_initializer=_initializer(),
                 dtype=self.dtype,
