@@ -60,7 +60,7 @@ class SteppedModel:
         target: str, name of the stepped input. Default: "target", or the only input.
 
     Raises:
-        TypeError: the model is not functional.
+        TypeError: the model is not functional, or its class has a `call` of its own.
         ValueError: the model has no such input.
 
     Example:
@@ -84,6 +84,12 @@ class SteppedModel:
     def __init__(self, model: keras.Model, target: str | None = None):
         self.model = model
         interface = interface_of(model)
+        if not is_functional(model):
+            raise TypeError(
+                f"{model.name} cannot be stepped: {type(model).__name__} has a call method of its "
+                "own, and the steps are those of its graph: give the model that calls it, "
+                "keras.Model(x, model(x)) of a new x = keras.Input(...)"
+            )
         self.target = interface.find_target(target)
         self._specs = {name: x.spec for name, x in interface.inputs.items()}
         self._count = 0

@@ -108,9 +108,10 @@ def test_a_saved_model_names_its_parameters_by_identifiers(plain, tmp_path, sour
 
 def test_parameters_are_different_identifiers():
     argument = Argument(tf.TensorSpec((1,), "int32"))
-    names = ["a b", "a_b", "a-b", "self", "é", "ü", "", "1", "ok"]
+    names = ["a b", "a_b", "A_B", "a-b", "self", "Self", "é", "ü", "", "1", "ok"]
     signature = Signature("x", "predict", dict, dict.fromkeys(names, argument))
     assert list(signature.parameters) == names
     assert signature.parameters["ok"] == "ok" and signature.parameters["a_b"] == "a_b"
-    assert len(set(signature.parameters.values())) == len(names)
+    # TensorFlow writes the names of inputs in lower case.
+    assert len({x.lower() for x in signature.parameters.values()}) == len(names)
     assert all(x.isidentifier() and x.isascii() for x in signature.parameters.values())

@@ -210,3 +210,23 @@ def test_lora_adapters_are_merged_into_the_kernels_of_a_file():
     after = runtime.load(report.path).predict([list(range(8))])["output"]
     assert np.abs(after - before).max() > 0.1
     assert report.bytes < 1.02 * plain.bytes
+
+
+@pytest.mark.parametrize("quantization", ["float16", "int8"])
+def test_inputs_and_outputs_in_half_precision(quantization):
+    """The graph without rounded weights, with which a file is compared, has them too."""
+    x = keras.Input((5,), dtype="float16", name="x")
+    model = keras.Model(x, keras.ops.cast(layers.Dense(3)(layers.Reshape((5,))(x)), "float16"))
+    report = export_tflite(model, new_path(), quantization=quantization)
+    given = np.linspace(-1, 1, 10, dtype="float16").reshape(2, 5)
+    found = runtime.load(report.path).predict(given)["output"]
+    assert found.dtype == "float16"
+    # Of weights rounded to 8 bits.
+    np.testing.assert_allclose(found, model(given), atol=2e-2)
+
+
+def test_generated_ids_need_an_input_of_integers():
+    x = keras.Input((None,), name="ids")
+    model = keras.Model(x, layers.Dense(7)(layers.Embedding(7, 5)(x)))
+    with pytest.raises(ValueError, match=r"'ids' of .* must be rows of token ids.* got float32"):
+        export_tflite(model, new_path(), prompt_length=3, max_length=6)

@@ -145,3 +145,23 @@ def test_probabilities_are_refused(activation):
     message = f"needs a model that returns logits, got probabilities: 'last', .* ends in {name}"
     with pytest.raises(ValueError, match=message):
         SteppedModel(keras.Model(ids, y))
+
+
+class Halved(keras.Model):
+    """A functional model whose own `call` does more than its graph."""
+
+    def __init__(self):
+        tokens = keras.Input((None,), dtype="int32", name="tokens")
+        super().__init__(tokens, keras.layers.Dense(7)(keras.layers.Embedding(7, 5)(tokens)))
+
+    def call(self, inputs, training=None, mask=None):
+        return 0.5 * super().call(inputs, training=training, mask=mask)
+
+
+def test_a_call_beside_the_graph_is_refused_unless_a_model_calls_it():
+    model = Halved()
+    with pytest.raises(TypeError, match="Halved has a call method of its own, and the steps"):
+        SteppedModel(model)
+    x, tokens = keras.Input((None,), dtype="int32"), np.array([[3, 4, 5]], "int32")
+    found = steps(SteppedModel(keras.Model(x, model(x))), {}, tokens)
+    assert_close(found, to_numpy(model(tokens)), FLOAT32)

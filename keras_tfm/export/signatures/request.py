@@ -378,6 +378,13 @@ class Request:
                 "a SavedModel has the signatures 'predict' and 'generate'; only .tflite files have "
                 f"signatures with caches, got {roles}"
             )
+        stepped = self.interface.inputs[self.target]
+        if not stepped.takes_ids:
+            raise ValueError(
+                f"the stepped input {self.target!r} of {self.model.name} must be rows of token "
+                f"ids, keras.Input((None,), dtype='int32'), got {stepped.spec.dtype} "
+                f"{stepped.spec.shape}"
+            )
         self.interface.check_side_inputs(self.target)
         if self.max_length is None:
             raise ValueError(f"the signature {roles[0]!r} needs max_length, got None")

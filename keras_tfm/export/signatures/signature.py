@@ -126,17 +126,23 @@ class Signature:
     def parameters(self) -> dict[str, str]:
         """The parameter of the TensorFlow function for each input, which must be an identifier.
 
-        Other names are changed: "a b" to "a_b", "self" to "input_self".
+        Other names are changed: "a b" to "a_b", "self" to "input_self". So are names that differ
+        from another one in upper and lower case alone, which TensorFlow takes for the same.
         """
-        kept = [x for x in self.inputs if re.fullmatch("[A-Za-z][A-Za-z0-9_]*", x) and x != "self"]
-        result = {name: name for name in kept}
+        result: dict[str, str] = {}
+        taken = {"self"}  # in lower case
+        for name in self.inputs:
+            if re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name) and name.lower() not in taken:
+                result[name] = name
+                taken.add(name.lower())
         for name in [name for name in self.inputs if name not in result]:
             new = re.sub("[^A-Za-z0-9_]", "_", name)
             if not new[:1].isalpha() or new == "self":
                 new = f"input_{new}"
-            while new in result.values():
+            while new.lower() in taken:
                 new += "_"
             result[name] = new
+            taken.add(new.lower())
         return {name: result[name] for name in self.inputs}
 
     @property

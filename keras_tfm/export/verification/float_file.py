@@ -243,8 +243,9 @@ class FloatFile:
     def _compute_in_float(self, graph: SubGraphT) -> None:
         types, operators = self._schema.TensorType, self._schema.BuiltinOperator
         scales = {_scales(x) for x in graph.tensors} - {None}
+        halves = self._own_halves(graph)
         for index, tensor in enumerate(graph.tensors):
-            if index in scales:
+            if index in scales or index in halves:
                 continue
             if (
                 tensor.buffer in self.stored
@@ -274,6 +275,26 @@ class FloatFile:
         for signature in self._model.signatureDefs or ():
             for output in signature.outputs if signature.subgraphIndex == number else ():
                 output.tensorIndex = same.get(output.tensorIndex, output.tensorIndex)
+
+    def _own_halves(self, graph: SubGraphT) -> set[int]:
+        """The tensors in float16 that the model has, not a quantised weight.
+
+        They are the inputs of a signature, what is cast to float16, and what is computed from them.
+        """
+        types, operators = self._schema.TensorType, self._schema.BuiltinOperator
+
+        def halves(tensors: Iterable[int]) -> set[int]:
+            return {int(x) for x in tensors if graph.tensors[int(x)].type == types.FLOAT16}
+
+        number = self._model.subgraphs.index(graph)
+        is_called = any(x.subgraphIndex == number for x in self._model.signatureDefs or ())
+        found = halves(graph.inputs) if is_called else set()
+        for operator in graph.operators:
+            code = self._model.operatorCodes[operator.opcodeIndex]
+            is_cast = max(code.builtinCode, code.deprecatedBuiltinCode) == operators.CAST
+            if is_cast or not found.isdisjoint(map(int, operator.inputs)):
+                found |= halves(operator.outputs)
+        return found
 
     def _round(self, graph: SubGraphT, source: int) -> tuple[int, list[OperatorT]]:
         """The tensor `source` rounded at random places, and the operators that compute it."""
