@@ -316,6 +316,17 @@ def test_a_model_that_computes_no_numbers_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_outputs_that_depend_on_the_number_of_rows_are_named(tmp_path):
+    """A score for each pair of rows, as of two encoders that were trained to match."""
+    pairs = [keras.Input((3,), name=name) for name in ("text", "image")]
+    texts, images = (layers.Dense(5)(x) for x in pairs)
+    model = keras.Model(pairs, ops.matmul(texts, ops.transpose(images)), name="pairs")
+    shapes = r"'output' of pairs has the shape \((\d+), \1\) for \1 rows together, and \(\1, 1\)"
+    with pytest.raises(ValueError, match=shapes):
+        export_tflite(model, tmp_path / "x.tflite")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_infinities_that_are_the_models_are_right():
     x = keras.Input((4,), name="x")
     model = keras.Model(x, ops.log(layers.ReLU()(x)))  # of 0 where x is negative

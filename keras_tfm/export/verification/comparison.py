@@ -151,6 +151,13 @@ class Comparison:
             found = self.file.run(name, inputs)
         errors, wanted, gaps = [], [], []
         for key, expected in self.outputs.of(inputs).items():
+            if found[key].shape != expected.shape:
+                raise ValueError(
+                    f"output {key!r} of {self.outputs.model.name} has the shape {expected.shape} "
+                    f"for {len(expected)} rows together, and {found[key].shape} from the file, "
+                    "which runs a batch at a time: it must not depend on the number of rows; "
+                    "return something for each row, such as its features, and compare rows outside"
+                )
             errors += list(map(difference, found[key], expected))
             wanted.append(expected.ravel())
             several = expected[0].ndim and expected.shape[-1] > 1
