@@ -497,6 +497,16 @@ def test_an_operator_that_litert_lacks_is_named_with_its_layer(tmp_path, layer, 
     assert not path.exists()
 
 
+def test_an_operator_of_the_wrong_type_is_named_with_its_layer(tmp_path):
+    """The converter makes the lookup's comparison `kind < 0` an operator on truth values."""
+    ids = keras.Input((4,), dtype="int32", name="ids")
+    kinds = keras.ops.cast(ids > 2, "int32")
+    model = keras.Model(ids, layers.Embedding(2, 5, name="kinds")(kinds), name="model")
+    message = r"model cannot be converted: 'tfl\.zeros_like' op operand .* \(in kinds\)$"
+    with pytest.raises(ValueError, match=message):
+        export_tflite(model, tmp_path / "x.tflite")
+
+
 def test_argmax_and_signs_of_zeros(tmp_path):
     """Keras reads the sign's bit, for -0.0 < 0.0, with an operator that LiteRT lacks."""
     path = tmp_path / "model.tflite"

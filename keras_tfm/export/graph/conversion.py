@@ -324,7 +324,8 @@ def _run(converter: tf.lite.TFLiteConverter, model: keras.Model) -> bytes:
         raise ValueError(
             f"{model.name} cannot be converted: LiteRT has no {', '.join(lacking)}"
         ) from None
-    raise ValueError(f"{model.name} cannot be converted: {_reason(failure)}") from failure
+    reason = _reason(failure, model)
+    raise ValueError(f"{model.name} cannot be converted: {reason}") from failure
 
 
 def _lacking(text: str, model: keras.Model) -> list[str]:
@@ -342,11 +343,17 @@ def _lacking(text: str, model: keras.Model) -> list[str]:
     )
 
 
-def _reason(error: Exception) -> str:
-    """The line of a converter's error that gives the cause, without the graph."""
+def _reason(error: Exception, model: keras.Model) -> str:
+    """The line of a converter's error that gives the cause, without the graph, and the layer."""
     text = str(error)
     failed = re.findall(r"(failed to legalize operation '[\w.]+'.*)", text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in lines if not failed else ():
+        invalid = re.search(r": ('\w+\.\w+' op .*)", line)
+        if invalid is not None:
+            scope = re.search(r'fused\["\w*:", "([^"@]*)/[^"/]*"\]', line)
+            layer = _layer_path(model, scope[1]) if scope else ""
+            return f"{invalid[1][:300]} (in {layer or model.name})"
     return (failed or lines or [type(error).__name__])[0][:300]
 
 
