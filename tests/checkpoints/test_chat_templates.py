@@ -57,6 +57,8 @@ MESSAGES = [
     {"role": "user", "content": "b {{ 1 }} a"},
 ]
 SYSTEM = {"role": "system", "content": "bb"}
+# By template, the roles whose texts it writes without the blanks around them.
+TRIMMED = {"llama": ("system", "user", "assistant"), "gemma": ("user", "assistant")}
 
 
 def folder_of(path, template, adds_start=True):
@@ -89,9 +91,14 @@ def test_prompts_are_those_of_transformers(name, adds_start, tmp_path):
     template, tokenizer = load_chat_template(folder), load_tokenizer(folder)
     reference = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     assert (template.system is not None) == (name in WITH_SYSTEM)
+    assert template.trim == TRIMMED.get(name, ())
     conversations = [MESSAGES[:1], MESSAGES]
     if name in WITH_SYSTEM:
         conversations += [[SYSTEM, *MESSAGES]]
+    conversations += [
+        [{**x, "content": f" \n{x['content']}\t\u3000"} for x in messages]
+        for messages in conversations
+    ]
     for messages in conversations:
         options = {"add_generation_prompt": True}
         text = reference.apply_chat_template(messages, tokenize=False, **options)

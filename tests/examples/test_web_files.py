@@ -37,7 +37,7 @@ def test_vocabularies_as_large_as_those_of_gemma_are_read():
 
 def test_texts_of_sessions(tmp_path):
     """Calls that end within a character, stop strings, start tokens, messages."""
-    template = ChatTemplate("User: ", "\nModel: ", "</s>\nUser: ")
+    template = ChatTemplate("User: ", "\nModel: ", "</s>\nUser: ", trim=("user",))
     model = written(chat_template=template)
     said = ["東京は日本の首都です。", "ü 5 € für", "👍 done"]
     tokenizers = {

@@ -12,11 +12,13 @@ jinja2 = pytest.importorskip("jinja2")
 TEMPLATES = {
     "no system": ChatTemplate("<u>", "<m>", "</s><n>"),
     "system": ChatTemplate("<u>", "<m>", "</s><n>", ("<s>", "</s><u>")),
+    "trimmed": ChatTemplate("<u>", "<m>", "</s><n>", ("<s>", "</s><u>"), trim=("user",)),
 }
 ROLES = ["user", "assistant", "system", "tool", "developer", "model", "User", ""]
 TEXT = {"type": "text", "text": "a"}
 CONTENTS = [
-    "x", "", [TEXT, TEXT], [TEXT, {"type": "image", "path": "/x.png"}], [{"type": "text"}],
+    "x", " x\n", "", [TEXT, {**TEXT, "text": " b "}], [{"type": "text"}],
+    [TEXT, {"type": "image", "path": "/x.png"}],
     [{"text": "a"}], ["a"], [], None, {"text": "a"}, 3, True,
 ]  # fmt: skip
 MORE = [

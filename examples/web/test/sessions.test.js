@@ -124,6 +124,9 @@ test("messages are texts", async () => {
   assert.throws(() => model.chatMessage("a", { tools: [] }), { message: /has no tools/ });
   assert.equal(model.chatMessage("a"), "User: a\nModel: ");
   assert.equal(model.chatMessage("a", { first: false }), "</s>\nUser: a\nModel: ");
+  // The blanks that Python's `str.strip` takes away, and no others.
+  assert.equal(model.chatMessage(" \n\x1fa b\u3000\x85"), "User: a b\nModel: ");
+  assert.equal(model.chatMessage("\ufeffa\u200b"), "User: \ufeffa\u200b\nModel: ");
 });
 
 test("what would be ignored or cut off is refused", async () => {

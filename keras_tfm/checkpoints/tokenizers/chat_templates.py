@@ -28,8 +28,9 @@ def load_chat_template(folder: str | Path, image: bool = False) -> ChatTemplate:
     `export_tflite(chat_template=...)` stores it in the file, and
     `runtime.Model.chat_prompt(messages)` uses it. A start token that the tokenizer adds by itself
     is not part of the strings. The program is a stranger's: its steps are counted, and it reaches
-    nothing but the messages. Dates in a template are those of the day of loading, and texts are
-    used as they are, without the trimming that some templates do.
+    nothing but the messages. Dates in a template are those of the day of loading. Texts are used
+    as they are, or without the blanks at their ends, as the templates of Llama 3 and Gemma write
+    them (`trim`).
 
     Args:
         folder: str or Path, contains the template and the tokenizer; or a GGUF file.
@@ -110,7 +111,19 @@ def _strings(folder: Path, render: Callable[..., str], tokens: dict[str, str]) -
         # It raises an error at a system message, or puts its text elsewhere, as Mistral's does,
         # which writes it in the last turn.
         _check(folder, template, render)
+    template = template._replace(trim=_trimmed_roles(template, render))
     return _without_start(folder, template, tokens.get("bos_token"))
+
+
+def _trimmed_roles(template: ChatTemplate, render: Callable[..., str]) -> tuple[str, ...]:
+    """The roles whose texts the template writes without the blanks at their ends."""
+    roles = ("system", "user", "assistant", "user")[template.system is None :]
+    trimmed = []
+    for role in dict.fromkeys(roles):
+        messages = [{"role": x, "content": "\n\t a \n" if x == role else "b"} for x in roles]
+        if template._replace(trim=(role,)).prompt(messages) == render(messages):
+            trimmed.append(role)
+    return tuple(trimmed)
 
 
 def read_template(folder: Path) -> tuple[str, dict[str, str]]:

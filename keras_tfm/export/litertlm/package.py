@@ -317,15 +317,18 @@ def jinja(template: ChatTemplate, end: str, image: str = "") -> str:
             f"read, got {template.gap!r}: give a checkpoints.JinjaTemplate"
         )
 
-    def content_with(picture: str | None) -> str:
+    def content_with(picture: str | None, role: str = "user") -> str:
         """Writes a content; a picture is a text, or refused."""
+        trim = "|trim" if role in template.trim else ""
         on_image = "" if picture is None else "{% elif part.type == 'image' %}" + _quote(picture)
         return (
-            "{% if m.content is string %}{{ m.content }}"
+            "{% if m.content is string %}{{ m.content" + trim + " }}"
             "{% elif m.content is mapping or m.content is not sequence or not m.content %}"
             + _refusal(CONTENT, "m.content|string")
             + "{% else %}{% for part in m.content %}"
-            "{% if part.type == 'text' and part.text is string %}{{ part.text }}"
+            "{% if part.type == 'text' and part.text is string %}{{ part.text"
+            + trim
+            + " }}"
             + on_image
             + "{% else %}"
             + _refusal(CONTENT, "'a part of the type ' ~ part.type")
@@ -338,13 +341,13 @@ def jinja(template: ChatTemplate, end: str, image: str = "") -> str:
             return _quote(text)
         return "{{ seen.first }}".join(map(_quote, text.split(image)))
 
-    content = content_with(None)
     later = content_with(image or None)
     first = content_with("") if image and image in template.first else later
     if template.system is None:
         system = _refusal(NO_SYSTEM)
     else:
-        system = begin(template.system[0]) + content + begin(template.system[1])
+        system = begin(template.system[0])
+        system += content_with(None, "system") + begin(template.system[1])
     roles = "messages|map(attribute='role')|join(', ')"
     token = json.dumps(image, ensure_ascii=False)
     pictures = _PICTURES.replace("IMAGE", token).replace("REFUSAL", _refusal(_ONE_PICTURE))
@@ -372,7 +375,7 @@ def jinja(template: ChatTemplate, end: str, image: str = "") -> str:
         + _quote(template.answer)
         + "{% elif m.role == 'assistant' and not loop.first"
         + " and messages[loop.index0 - 1].role == 'user' %}"
-        + content
+        + content_with(None, "assistant")
         + _quote(end)
         + "{% else %}"
         + _refusal(ROLES, roles)

@@ -425,21 +425,27 @@ Images = Annotated[
 ]
 
 
+# Fields of a `ChatTemplate` that a file has only if they are not empty.
+_OPTIONAL = ("gap", "trim")
+
+
 def _is_chat_template(x: object) -> bool:
-    if not isinstance(x, dict) or {*x, "gap"} != {*ChatTemplate._fields}:
+    if not isinstance(x, dict) or {*x, *_OPTIONAL} != {*ChatTemplate._fields}:
         return False
     system = x["system"]
     is_pair = system is None or (is_names(system) and len(system) == 2)
-    return is_pair and is_names([x["first"], x["answer"], x["next"], x.get("gap", "")])
+    texts = [x["first"], x["answer"], x["next"], x.get("gap", "")]
+    return is_pair and is_names(texts) and is_names(x.get("trim", []))
 
 
 def _read_template(x: Json, place: str) -> ChatTemplate:
-    return ChatTemplate(**{**x, "system": x["system"] and tuple(x["system"])})
+    pairs = {"system": x["system"] and tuple(x["system"]), "trim": tuple(x.get("trim", ()))}
+    return ChatTemplate(**{**x, **pairs})
 
 
 def _template_to_json(x: ChatTemplate) -> Json:
-    fields = {**x._asdict(), "system": x.system and list(x.system)}
-    return fields if x.gap else {key: y for key, y in fields.items() if key != "gap"}
+    fields = {**x._asdict(), "system": x.system and list(x.system), "trim": list(x.trim)}
+    return {key: y for key, y in fields.items() if y or key not in _OPTIONAL}
 
 
 @dataclass(frozen=True, kw_only=True)

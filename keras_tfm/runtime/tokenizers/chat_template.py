@@ -32,6 +32,8 @@ class ChatTemplate(NamedTuple):
             none.
         gap: str, between `answer` and an answer that was given before, such as a space with which
             the model begins its answers.
+        trim: tuple of str, the roles, of "system", "user" and "assistant", whose texts are written
+            without the blanks at their ends.
 
     Example:
 
@@ -53,6 +55,7 @@ class ChatTemplate(NamedTuple):
     next: str
     system: tuple[str, str] | None = None
     gap: str = ""
+    trim: tuple[str, ...] = ()
 
     def turn(self, text: str) -> str:
         """The text between the model's last answer and its next one, for a `Session`.
@@ -63,7 +66,7 @@ class ChatTemplate(NamedTuple):
         Raises:
             TypeError: `text` is not a str.
         """
-        return f"{self.next}{_text(text)}{self.answer}"
+        return f"{self.next}{self._write('user', text)}{self.answer}"
 
     def prompt(self, messages: str | Sequence[Message]) -> str:
         """The text that the model continues with its answer.
@@ -79,8 +82,8 @@ class ChatTemplate(NamedTuple):
             TypeError: a message is not a dictionary of texts.
         """
         if isinstance(messages, str):
-            return f"{self.first}{messages}{self.answer}"
-        texts = [_content(message) for message in messages]
+            return f"{self.first}{self._write('user', messages)}{self.answer}"
+        texts = [self._content(message) for message in messages]
         roles = [str(message["role"]) for message in messages]
         begin = self.first
         if roles[:1] == ["system"]:
@@ -93,26 +96,31 @@ class ChatTemplate(NamedTuple):
         between = [self.answer + self.gap, self.next] * (len(texts) // 2) + [self.answer]
         return begin + "".join(x + y for x, y in zip(texts, between, strict=True))
 
+    def _content(self, message: object) -> str:
+        """The text of a message, as it is written."""
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise TypeError(
+                f"a message must be a dictionary with role and content, got {message!r}"
+            )
+        for key in UNSUPPORTED:
+            if message.get(key):
+                raise ValueError(f"the chat template has no {key}, got {message[key]!r}")
+        content = message["content"]
+        if not isinstance(content, str | list | tuple) or content in ([], ()):
+            raise TypeError(f"{CONTENT}, got {content!r}")
+        texts = [content] if isinstance(content, str) else map(_part, content)
+        return "".join(self._write(message["role"], text) for text in texts)
 
-def _content(message: object) -> str:
-    if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-        raise TypeError(f"a message must be a dictionary with role and content, got {message!r}")
-    for key in UNSUPPORTED:
-        if message.get(key):
-            raise ValueError(f"the chat template has no {key}, got {message[key]!r}")
-    content = message["content"]
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list | tuple) or not content:
-        raise TypeError(f"{CONTENT}, got {content!r}")
-    return "".join(map(_part, content))
+    def _write(self, role: str, text: object) -> str:
+        return _text(text).strip() if role in self.trim else _text(text)
 
 
-def _part(part: object) -> str:
+def _part(part: object) -> object:
+    """The text of a part of a content."""
     if not isinstance(part, dict) or part.get("type") != "text":
         kind = part.get("type") if isinstance(part, dict) else part
         raise TypeError(f"{CONTENT}, got a part of the type {kind!r}")
-    return _text(part.get("text"))
+    return part.get("text")
 
 
 def _text(text: object) -> str:

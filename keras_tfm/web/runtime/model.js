@@ -375,9 +375,13 @@ export class Model {
       throw new ModelError("The file has no chat template with a system message.");
     }
     if (!template) return text;
+    const write = (role, written) =>
+      template.trim?.includes(role) ? written.replace(OUTER_SPACE, "") : written;
     let begin = first ? template.first : template.next;
-    if (first && system !== undefined) begin = template.system[0] + system + template.system[1];
-    return begin + text + template.answer;
+    if (first && system !== undefined) {
+      begin = template.system[0] + write("system", system) + template.system[1];
+    }
+    return begin + write("user", text) + template.answer;
   }
 
   /**
@@ -2612,8 +2616,10 @@ const RULES = {
 const OWNER = { tokenizers: optional(isObject), images: optional(isObject) }; // the file, or a model
 Object.assign(OWNER, { labels: optional((x) => Array.isArray(x) && x.every(isText)) });
 const isPair = (x) => Array.isArray(x) && x.length === 2 && x.every(isText);
-const isTemplate = (x) => isObject(x) && [x.first, x.answer, x.next].every(isText);
+const isTemplate = (x) => isObject(x) && [x.first, x.answer, x.next, ...(x.trim ?? [])].every(isText);
 OWNER.chat_template = optional((x) => isTemplate(x) && (x.system === null || isPair(x.system)));
+const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+";
+const OUTER_SPACE = new RegExp(`^${SPACE}|${SPACE}$`, "g"); // that of Python's str.strip
 const TENSOR = { shape: (x) => Array.isArray(x) && x.every(isCount), dtype: isText };
 const INPUT = { ...TENSOR, kind: isText, padded: (x) => typeof x === "boolean" };
 const REAL_PAD = -2; // the padding id as a token, in a row for an input with "padding"
