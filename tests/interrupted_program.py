@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_tfm
-from keras_tfm import training
+from keras_tfm import models, training
 
 ROWS, LENGTH, SIZE, EPOCHS, STEPS = 22, 3, 7, 3, 6  # batches of 4: the last has 2 rows
 IDS = np.random.default_rng(2).integers(1, SIZE, (ROWS, LENGTH))
@@ -78,6 +78,7 @@ def program(
     dim=5,
     rate=0.01,
     dropout=0.3,
+    quantization=None,
     epochs=EPOCHS,
     fit_options=None,
     **options,
@@ -91,6 +92,8 @@ def program(
     tokens = keras.Input((LENGTH,), dtype="int32")
     x = keras.layers.Dropout(dropout)(keras.layers.Embedding(SIZE, dim)(tokens))
     model = keras_tfm.Model(tokens, keras.layers.Dense(SIZE)(x))
+    if quantization:
+        models.enable_quantization(model, quantization)
     model.compile(
         rate if isinstance(rate, keras.optimizers.Optimizer) else keras.optimizers.Adam(rate),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -42,6 +42,32 @@ def known_inputs(model: keras.Model, inputs: Any) -> Any:
     return _take_known(model, model.input, inputs, "")
 
 
+def check_class_weight(model: keras.Model, x: Any = None) -> None:
+    """Raises if Keras would misread `class_weight`, which it turns into weights of rows.
+
+    Keras 3.15 takes integers (B, T) for one-hot rows: it would silently weigh each row by the
+    position of its largest label. Of `tf.data`, it weighs labels with a last axis one by one.
+
+    Args:
+        model: a model of `fit(class_weight=)`.
+        x: the data of `fit`.
+
+    Raises:
+        ValueError: the model has an output for each token or pixel.
+    """
+    shape = tuple(model.outputs[0].shape) if len(getattr(model, "outputs", ())) == 1 else ()
+    if len(shape) < 3:
+        return
+    spec = getattr(x, "element_spec", None)  # of `tf.data`
+    if isinstance(spec, tuple) and len(getattr(spec[1], "shape", ())) == len(shape):
+        return
+    raise ValueError(
+        f"class_weight needs a model with one output for each row, got outputs {shape}: give the "
+        "weight of each label instead, sample_weight=class_weights[labels], an array of the "
+        "labels' shape"
+    )
+
+
 def _take_known(model: keras.Model, struct: Any, inputs: Any, place: str) -> Any:
     if isinstance(inputs, Mapping):
         expected = _by_name(struct)

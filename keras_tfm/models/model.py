@@ -17,7 +17,7 @@ from keras_tfm.keras_internals import (
 )
 from keras_tfm.layers.types import Arguments, Config, Tensor
 from keras_tfm.models import identity
-from keras_tfm.models.checked_inputs import known_inputs
+from keras_tfm.models.checked_inputs import check_class_weight, known_inputs
 from keras_tfm.models.quantization.state import (
     TrainedQuantization,
     own_variables,
@@ -178,6 +178,26 @@ class Model(Base):
         """`keras.Model.compile`, after reading the weights that a lazy model has left in files."""
         allocate_if_missing(self)
         super().compile(*args, **kwargs)
+
+    def fit(self, x: Any = None, *args: Any, class_weight: Any = None, **kwargs: Any) -> Any:
+        """`keras.Model.fit`; refuses `class_weight` that Keras would misread."""
+        if class_weight is not None:
+            check_class_weight(self, x)
+            kwargs["class_weight"] = class_weight
+        return super().fit(x, *args, **kwargs)
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """`keras.Model.train_on_batch`; refuses `class_weight` that Keras would misread."""
+        if class_weight is not None:
+            check_class_weight(self)
+        return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
 
     def quantize(self, *args: object, **kwargs: object) -> None:
         """`keras.Model.quantize`; refuses a model of `models.enable_quantization`."""

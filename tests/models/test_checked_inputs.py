@@ -162,6 +162,55 @@ def test_ragged_tensors_are_refused_in_one_line(classifier):
         assert str(error.value) == message
 
 
+LABELS = np.array([[1, 0, 2, 0], [2, 1, 0, 0]])
+CLASS_WEIGHT = {0: 0.5, 1: 2.0, 2: 3.0}
+
+
+@pytest.fixture(scope="module")
+def tagger():
+    tokens = keras.Input((4,), dtype="int32")
+    model = keras_tfm.Model(tokens, keras.layers.Embedding(13, 3)(tokens))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, run_eagerly=True)
+    return model
+
+
+@pytest.mark.parametrize("labels", [LABELS, LABELS[..., None]], ids=["(B, T)", "(B, T, 1)"])
+def test_class_weights_of_tokens_are_refused(tagger, labels):
+    """Keras would weigh rows by the position of their largest label."""
+    message = r"class_weight needs a model with one output for each row, got outputs \(None, 4, 3\)"
+    with pytest.raises(ValueError, match=message):
+        tagger.fit(IDS, labels, class_weight=CLASS_WEIGHT, verbose=0)
+    with pytest.raises(ValueError, match=message):
+        tagger.train_on_batch(IDS, labels, class_weight=CLASS_WEIGHT)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.data")
+def test_class_weights_of_datasets(tagger):
+    """Of labels with a last axis, Keras weighs each."""
+    import tensorflow as tf
+
+    rows = tf.data.Dataset.from_tensor_slices((IDS, LABELS))
+    with pytest.raises(ValueError, match="class_weight needs"):
+        tagger.fit(rows.batch(2), class_weight=CLASS_WEIGHT, verbose=0)
+    rows = rows.map(lambda ids, labels: (ids, labels[..., None])).batch(2)
+    weights = np.array([0.5, 2.0, 3.0])[LABELS]
+    start = tagger.get_weights()
+    tagger.fit(rows, class_weight=CLASS_WEIGHT, shuffle=False, verbose=0)
+    found = tagger.get_weights()
+    tagger.set_weights(start)
+    tagger.fit(IDS, LABELS, sample_weight=weights, verbose=0)
+    assert_close(found[0], tagger.get_weights()[0], 1e-6)  # float32, sums in another order
+    assert not np.allclose(found[0], start[0], atol=1e-4)
+
+
+def test_class_weights_of_rows(classifier):
+    before = classifier.get_weights()
+    classifier.fit(INPUTS, np.array([0, 1]), class_weight={0: 0.0, 1: 0.0}, verbose=0)
+    for x, y in zip(classifier.get_weights(), before, strict=True):
+        assert_close(x, y, 0.0)
+
+
 def test_a_file_that_keras_could_not_load_is_not_saved(tmp_path):
     ids = keras.Input((None,), dtype="int32", name="ids")
     embedding = keras_tfm.layers.TokenEmbedding(13, 6)

@@ -31,7 +31,7 @@ from interrupted_program import (
 )
 
 import keras_tfm
-from keras_tfm import training
+from keras_tfm import models, training
 
 # Keras says of tf.data that it is not shuffled by fit, and of unknown lengths that they end.
 pytestmark = [
@@ -140,6 +140,31 @@ def test_more_epochs_go_on_from_the_last(tmp_path):
 
 def test_the_callback_changes_nothing(uninterrupted):
     assert bits(program(None)) == bits(uninterrupted("arrays"))
+
+
+class RoundFrom(keras.callbacks.Callback):
+    """Trains with rounded weights from a step on, as in docs/quantization-aware-training.md."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.first = step
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) == self.first:
+            models.enable_quantization(self.model, "int4")
+
+
+def test_rounding_that_began_in_the_interrupted_run_goes_on(tmp_path):
+    whole = program(None, "arrays", RoundFrom(2), epochs=2)
+    with pytest.raises(Interrupted):
+        program(tmp_path, "arrays", RoundFrom(2), InterruptAt(STEPS + 2), epochs=2, every_steps=1)
+    model = program(tmp_path, "arrays", RoundFrom(2), epochs=2)
+    assert bits(model) == bits(whole)
+    assert np.array_equal(model.predict(IDS, verbose=0), whole.predict(IDS, verbose=0))
+    with pytest.warns(UserWarning, match="nothing was trained"):
+        finished = program(tmp_path, "arrays", RoundFrom(2), epochs=2)
+    assert np.array_equal(finished.predict(IDS, verbose=0), whole.predict(IDS, verbose=0))
+    fit(model, [training.Resume(tmp_path)], epochs=3)  # a model that rounds from the start
 
 
 def test_the_newest_checkpoints_are_kept(tmp_path):
@@ -335,6 +360,7 @@ def one_epoch(tmp_path_factory):
     [
         ({"rate": 0.02}, r"optimizer.config.learning_rate: 0.0.* in the checkpoint, 0.0.* now"),
         ({"dropout": 0.1}, r"layers\[2\].rate: 0.3 in the checkpoint, 0.1 now"),
+        ({"quantization": "int4"}, r"quantization: None in the checkpoint, {.*'int4'.*} now"),
         ({"dim": 4}, r"layers\[1\].output_dim: 5 in the checkpoint, 4 now"),
         (
             {"configuration": {"corpus": "new"}},

@@ -169,6 +169,30 @@ def quantization_of(model: Any) -> TrainedQuantization | None:
     return found
 
 
+def quantization_settings(model: keras.Model) -> Config | None:
+    """What `set_quantization_settings` sets, of JSON values; None: the model has no rounding."""
+    state = quantization_of(model)
+    return None if state is None else {**state.get_config(), "is_published": state.is_published}
+
+
+def set_quantization_settings(model: keras.Model, settings: Config | None) -> None:
+    """Gives a model the rounding that another instance of it has had in training.
+
+    A model of a quantized checkpoint keeps the grids that it was loaded with.
+    """
+    known = quantization_of(model)
+    if settings == quantization_settings(model):
+        return
+    if settings is None:
+        set_quantization(model, None)
+        return
+    options = {key: x for key, x in settings.items() if key != "is_published"}
+    if settings["is_published"] and known is not None:
+        set_quantization(model, known.with_options(model, **options))
+    else:
+        set_quantization(model, TrainedQuantization(model, **options))
+
+
 def saved_quantization(model: keras.Model) -> TrainedQuantization | None:
     """The rounding that files and copies of a model have; None: there is none.
 

@@ -11,6 +11,10 @@ import keras
 import numpy as np
 
 from keras_tfm.layers.types import Config
+from keras_tfm.models.quantization.state import (
+    quantization_settings,
+    set_quantization_settings,
+)
 from keras_tfm.trainer_internals import callback_list, set_initial_epoch
 from keras_tfm.training.resuming.callback_states import CallbackStates
 
@@ -20,10 +24,10 @@ class Resume(keras.callbacks.Callback):
 
     Pass it to `fit`, and run the same program again after a crash, a `kill -9` or a full disk: it
     restores the newest complete checkpoint (model, optimizer, dropout seeds, metrics, history,
-    other callbacks), skips the data that were already used, and continues. It writes a checkpoint
-    at the end of each epoch, every `every_steps` steps and every `every_minutes` minutes, and at
-    SIGTERM, after which the program exits with status 143. Checkpoints are managed by
-    `tf.train.CheckpointManager`.
+    other callbacks, and rounding that a callback enabled), skips the data that were already used,
+    and continues. It writes a checkpoint at the end of each epoch, every `every_steps` steps and
+    every `every_minutes` minutes, and at SIGTERM, after which the program exits with status 143.
+    Checkpoints are managed by `tf.train.CheckpointManager`.
 
     The result is exact if the program is deterministic: call `keras.utils.set_random_seed` first,
     on GPUs also `tf.config.experimental.enable_op_determinism()`, and use data whose order is the
@@ -47,8 +51,8 @@ class Resume(keras.callbacks.Callback):
         every_minutes: float, minutes between two checkpoints. Default: no limit.
         keep: int, number of checkpoints to keep.
         configuration: dict of JSON values, settings of the program that must not change between
-            runs, such as `vars(arguments)`. The model's layers, the loss, the optimizer, the number
-            of replicas and the first batch of the data are always compared.
+            runs, such as `vars(arguments)`. The model's layers and rounding, the loss, the
+            optimizer, the number of replicas and the first batch of the data are always compared.
 
     Raises:
         RuntimeError: at the start of `fit`, if the backend is not TensorFlow.
@@ -153,9 +157,15 @@ class Resume(keras.callbacks.Callback):
         """Restores what callbacks may have changed since `on_train_begin`, and the callbacks."""
         if self.found is not None:
             self.state.restore_variables()
+            self.restore_quantization()
             self.states.restore(self.found["callbacks"], self.state.arrays.value)
             if not self.in_epoch:  # the metrics are those of the epoch before
                 self.model.reset_metrics()
+
+    def restore_quantization(self) -> None:
+        """Restores the rounding of the weights, which a callback may have enabled in training."""
+        if self.found is not None:
+            set_quantization_settings(self.model, self.found.get("quantization"))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Restores an epoch that was interrupted, after `on_epoch_begin` of other callbacks."""
@@ -212,6 +222,7 @@ class Resume(keras.callbacks.Callback):
             "epochs": self.epochs,
             "stopped": self.model.stop_training,
             "logs": logs,
+            "quantization": quantization_settings(self.model),
             "callbacks": self.states.changes(arrays),
         }
         self.state.save(self.step, position, arrays)
@@ -254,9 +265,10 @@ class _First(keras.callbacks.Callback):
                 logs.setdefault(name, value)
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
-        """Restores the callbacks, with the history, if no epoch was left."""
+        """Restores rounding and the callbacks, with the history, if no epoch was left."""
         resume = self.resume
         if resume.has_begun or resume.found is None:
             return
         resume.begin(self.others)
+        resume.restore_quantization()
         resume.states.restore(resume.found["callbacks"], resume.state.arrays.value)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_tfm import keras_internals
 from keras_tfm.atomic_files import replacement
+from keras_tfm.models.quantization.state import quantization_settings
 from keras_tfm.training.resuming.callback_states import Json
 from keras_tfm.training.strategies import is_chief
 
@@ -89,7 +90,7 @@ class TrainingState:
                 continue
             whole.insert(0, path)
             if found is None:
-                self._check_configuration(path, notes["configuration"])
+                self._check_configuration(path, notes)
                 self._path = path
                 self.restore_variables()
                 found = notes["position"]
@@ -156,7 +157,12 @@ class TrainingState:
             self.checkpoint, str(self.directory), max_to_keep=self.keep
         )
 
-    def _check_configuration(self, path: str, saved: dict[str, Json]) -> None:
+    def _check_configuration(self, path: str, notes: dict[str, Json]) -> None:
+        # Checkpoints of earlier versions have no entry.
+        saved = {"quantization": None, **notes["configuration"]}
+        if self.configuration["quantization"] == notes["position"].get("quantization"):
+            # It may be the same model, whose rounding a callback has changed in that training.
+            self.configuration["quantization"] = saved["quantization"]
         lines = _differences(saved, self.configuration)
         if lines:
             raise ValueError(
@@ -238,6 +244,7 @@ def _configuration(model: keras.Model) -> dict[str, Json]:
             name: _without_names(compiled.get(name))
             for name in ("optimizer", "loss", "loss_weights", "gradient_accumulation_steps")
         },
+        "quantization": quantization_settings(model),
         "replicas": model.distribute_strategy.num_replicas_in_sync,
     }
 
