@@ -162,6 +162,32 @@ def restarts_each_epoch(iterator: Any) -> bool:
     return known and iterator.steps_per_epoch is None
 
 
+def first_batch(iterator: Any) -> Any:
+    """The first batch of the data of an `EpochIterator`, or None if drawing it would skip it.
+
+    Keras itself has drawn the first batches of a generator, and item 0 of a `PyDataset`.
+    """
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+    from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+    from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+
+    adapter = iterator.data_adapter
+    if isinstance(adapter, GeneratorDataAdapter):
+        return adapter._first_batches[0]
+    if isinstance(adapter, PyDatasetAdapter):
+        return adapter._standardize_batch(adapter.py_dataset[0])
+    if isinstance(adapter, (ArrayDataAdapter, TFDatasetAdapter)):
+        return next(adapter.get_tf_dataset().take(1).as_numpy_iterator())
+    return None
+
+
+def runs_fit(frame: Any, callback: "keras.callbacks.Callback") -> bool:
+    """Whether a frame of the stack is that of Keras's `fit` with this callback."""
+    callbacks = getattr(frame.f_locals.get("callbacks"), "callbacks", ())
+    return frame.f_code.co_name == "fit" and callback in callbacks
+
+
 def replace_next_epoch(iterator: Any, epoch: Callable[[Iterator[Any]], Iterable[Any]]) -> None:
     """Replaces the steps of the next epoch of an `EpochIterator`; later epochs are unchanged.
 

@@ -42,3 +42,11 @@ def gradients(function, variables, *arguments):
     values = [variable.value for variable in variables]
     zero = tf.UnconnectedGradients.ZERO
     return tape.gradient(result, (values, arguments), unconnected_gradients=zero)
+
+
+def epoch_iterator(x, **kwargs):
+    """That of `fit`, of the TensorFlow backend."""
+    import tensorflow as tf
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+
+    return TFEpochIterator(tf.distribute.get_strategy(), x=x, **kwargs)

@@ -2,11 +2,13 @@
 
 import inspect
 import re
+import sys
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+from execution import epoch_iterator
 
 from keras_tfm import trainer_internals
 
@@ -183,14 +185,6 @@ def test_callback_list_may_be_replaced_in_on_train_begin():
         trainer_internals.callback_list()
 
 
-def epoch_iterator(x, **kwargs):
-    """That of `fit`, of the TensorFlow backend."""
-    import tensorflow as tf
-    from keras.src.backend.tensorflow.trainer import TFEpochIterator
-
-    return TFEpochIterator(tf.distribute.get_strategy(), x=x, **kwargs)
-
-
 @ON_TENSORFLOW
 def test_replace_next_epoch():
     iterator = epoch_iterator(X, batch_size=1, steps_per_execution=1)
@@ -211,6 +205,39 @@ def test_restarts_each_epoch():
     assert trainer_internals.restarts_each_epoch(epoch_iterator(data))
     assert not trainer_internals.restarts_each_epoch(epoch_iterator(data, steps_per_epoch=1))
     assert not trainer_internals.restarts_each_epoch(epoch_iterator(generator()))
+
+
+@ON_TENSORFLOW
+def test_first_batch():
+    import tensorflow as tf
+
+    batches = [(X[:2],), (X[2:],)]
+
+    class Items(keras.utils.PyDataset):
+        def __len__(self):
+            return len(batches)
+
+        def __getitem__(self, index):
+            return batches[index]
+
+    dataset = tf.data.Dataset.from_tensor_slices((X,)).batch(2)
+    for x in (X, dataset, dataset.repeat(), (batch for batch in batches), Items()):
+        options = {"batch_size": 2} if x is X else {}
+        found = trainer_internals.first_batch(epoch_iterator(x, **options))
+        assert np.array_equal(*keras.tree.flatten(found), X[:2])
+
+
+def test_runs_fit():
+    class Asked(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            frame, self.found = sys._getframe(), []
+            while frame is not None:
+                self.found += [x for x in (self, other) if trainer_internals.runs_fit(frame, x)]
+                frame = frame.f_back
+
+    asked, other = Asked(), keras.callbacks.Callback()
+    compiled().fit(X, np.zeros((3, 1)), verbose=0, callbacks=[asked])
+    assert asked.found == [asked]
 
 
 @ON_TENSORFLOW

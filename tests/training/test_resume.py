@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from execution import saving
+from execution import epoch_iterator, saving
 from interrupted_program import (
     IDS,
     KINDS,
@@ -32,6 +32,7 @@ from interrupted_program import (
 
 import keras_tfm
 from keras_tfm import models, training
+from keras_tfm.training.resuming.data_position import first_checksum
 
 # Keras says of tf.data that it is not shuffled by fit, and of unknown lengths that they end.
 pytestmark = [
@@ -335,13 +336,17 @@ def test_sigterm_saves_and_exits(tmp_path, uninterrupted, when):
     assert bits(program(tmp_path, every_steps=100)) == bits(uninterrupted("arrays"))
 
 
-def test_sigterm_after_an_error_in_fit_is_the_program_s(tmp_path):
+@pytest.mark.parametrize("later", ["after fit", "in another fit"])
+def test_sigterm_after_an_error_in_fit_is_the_program_s(tmp_path, later):
     received = []
     handler = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
         with pytest.raises(Interrupted):
             program(tmp_path, "arrays", InterruptAt(2))
-        signal.raise_signal(signal.SIGTERM)
+        if later == "after fit":
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            program(None, "arrays", Terminate("train", 1), epochs=1)
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert received == [signal.SIGTERM]
@@ -375,6 +380,49 @@ def test_another_configuration_is_refused_with_the_difference(one_epoch, change,
     with pytest.raises(ValueError, match=line):
         program(one_epoch, **{"configuration": {"corpus": "old"}, **change})
     assert files(one_epoch) == before
+
+
+def test_another_batch_size_is_refused_with_steps_per_epoch(tmp_path):
+    data = tf.data.Dataset.from_tensor_slices((IDS, LABELS)).repeat()
+    options = {"x": data.batch(4), "validation_data": None}
+    program(tmp_path, "repeated", epochs=1, fit_options=options)
+    options["x"] = data.batch(5)
+    with pytest.raises(ValueError, match=r"first batch of the data: '.*' in the checkpoint"):
+        program(tmp_path, "repeated", epochs=2, fit_options=options)
+
+
+class Sized(keras.utils.PyDataset):
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return IDS[: self.rows], LABELS[: self.rows]
+
+
+def batches_of(kind, rows):
+    """Data for `fit` whose first batch has this number of rows."""
+    if kind == "sequence":
+        return Sized(rows)
+    if kind == "generator":
+        return (batch for batch in [(IDS[:rows], LABELS[:rows])] * 2)
+    if kind == "no weights":
+        return (batch for batch in [(IDS[:rows], LABELS[:rows], None)] * 2)
+    x = IDS.astype(str) if kind == "strings" else IDS
+    return tf.data.Dataset.from_tensor_slices((x, LABELS)).batch(rows)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "strings", "generator", "no weights", "sequence"])
+def test_the_first_batch_is_told_from_others(kind):
+    def checksum(rows):
+        return first_checksum(epoch_iterator(batches_of(kind, rows)))
+
+    first = checksum(4)
+    assert first == checksum(4)
+    assert first not in (checksum(5), None)
 
 
 def test_an_unseeded_shuffle_is_refused(one_epoch):

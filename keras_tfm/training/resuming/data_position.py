@@ -4,9 +4,10 @@ import warnings
 import zlib
 from typing import Any, TypeAlias
 
+import numpy as np
 from keras import tree
 
-from keras_tfm.trainer_internals import replace_next_epoch, restarts_each_epoch
+from keras_tfm.trainer_internals import first_batch, replace_next_epoch, restarts_each_epoch
 
 # The private iterator of Keras's `fit` on TensorFlow.
 EpochIterator: TypeAlias = Any
@@ -46,13 +47,16 @@ def begin_epoch_at(data: EpochIterator, steps: int) -> None:
         replace_next_epoch(data, rest)
 
 
-def first_batch(data: EpochIterator) -> str | None:
-    """A checksum of the first batch of arrays or of `tf.data`, or None for other data."""
-    if not restarts_each_epoch(data):
+def first_checksum(data: EpochIterator) -> str | None:
+    """A checksum of the first batch, or None for data of which none can be drawn beforehand."""
+    batch = first_batch(data)
+    if batch is None:
         return None
     checksum = 0
-    for batch in data.data_adapter.get_tf_dataset().take(1).as_numpy_iterator():
-        for array in tree.flatten(batch):
-            checksum = zlib.crc32(repr((array.shape, array.dtype)).encode(), checksum)
-            checksum = zlib.crc32(array.tobytes(), checksum)
+    for x in tree.flatten(batch):
+        array = np.asarray(x)
+        # Of strings, and of None, the bytes are addresses.
+        content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+        checksum = zlib.crc32(repr((array.shape, array.dtype)).encode(), checksum)
+        checksum = zlib.crc32(content, checksum)
     return f"{checksum:08x}"

@@ -15,7 +15,7 @@ from keras_tfm.models.quantization.state import (
     quantization_settings,
     set_quantization_settings,
 )
-from keras_tfm.trainer_internals import callback_list, set_initial_epoch
+from keras_tfm.trainer_internals import callback_list, runs_fit, set_initial_epoch
 from keras_tfm.training.resuming.callback_states import CallbackStates
 
 
@@ -121,7 +121,7 @@ class Resume(keras.callbacks.Callback):
             )
         data = model.epoch_iterator
         self.state = TrainingState(
-            model, self.directory, self.keep, self.configuration, data_position.first_batch(data)
+            model, self.directory, self.keep, self.configuration, data_position.first_checksum(data)
         )
         self.in_epoch = 0
         self.epochs: list[int] = []
@@ -230,9 +230,9 @@ class Resume(keras.callbacks.Callback):
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, self.previous)  # a second SIGTERM ends the program at once
-        while frame is not None and frame.f_code.co_name != "fit":
+        while frame is not None and not runs_fit(frame, self):
             frame = frame.f_back
-        if frame is None:  # an error ended `fit` without `on_train_end`
+        if frame is None:  # an error ended its `fit` without `on_train_end`
             signal.raise_signal(number)
         self.terminated = True
 
