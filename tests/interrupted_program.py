@@ -79,6 +79,7 @@ def program(
     rate=0.01,
     dropout=0.3,
     quantization=None,
+    metrics=("accuracy",),
     epochs=EPOCHS,
     fit_options=None,
     **options,
@@ -97,7 +98,7 @@ def program(
     model.compile(
         rate if isinstance(rate, keras.optimizers.Optimizer) else keras.optimizers.Adam(rate),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
+        metrics=list(metrics),
     )
     resume = training.Resume(folder, **options) if folder else None
     callbacks = [*([resume] if resume else []), *others]

@@ -366,6 +366,7 @@ def one_epoch(tmp_path_factory):
         ({"rate": 0.02}, r"optimizer.config.learning_rate: 0.0.* in the checkpoint, 0.0.* now"),
         ({"dropout": 0.1}, r"layers\[2\].rate: 0.3 in the checkpoint, 0.1 now"),
         ({"quantization": "int4"}, r"quantization: None in the checkpoint, {.*'int4'.*} now"),
+        ({"metrics": ["accuracy", "acc"]}, r"metrics: 1 in the checkpoint, 2 now"),
         ({"dim": 4}, r"layers\[1\].output_dim: 5 in the checkpoint, 4 now"),
         (
             {"configuration": {"corpus": "new"}},

@@ -52,7 +52,8 @@ class Resume(keras.callbacks.Callback):
         keep: int, number of checkpoints to keep.
         configuration: dict of JSON values, settings of the program that must not change between
             runs, such as `vars(arguments)`. The model's layers and rounding, the loss, the
-            optimizer, the number of replicas and the first batch of the data are always compared.
+            metrics, the optimizer, the number of replicas and the first batch of the data are
+            always compared.
 
     Raises:
         RuntimeError: at the start of `fit`, if the backend is not TensorFlow.

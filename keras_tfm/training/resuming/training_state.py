@@ -158,12 +158,14 @@ class TrainingState:
         )
 
     def _check_configuration(self, path: str, notes: dict[str, Json]) -> None:
-        # Checkpoints of earlier versions have no entry.
-        saved = {"quantization": None, **notes["configuration"]}
-        if self.configuration["quantization"] == notes["position"].get("quantization"):
+        now = self.configuration
+        # Checkpoints of earlier versions have no such entries.
+        later = {"quantization": None, **{x: now[x] for x in ("metrics", "weighted_metrics")}}
+        saved = {**later, **notes["configuration"]}
+        if now["quantization"] == notes["position"].get("quantization"):
             # It may be the same model, whose rounding a callback has changed in that training.
-            self.configuration["quantization"] = saved["quantization"]
-        lines = _differences(saved, self.configuration)
+            now["quantization"] = saved["quantization"]
+        lines = _differences(saved, now)
         if lines:
             raise ValueError(
                 f"the checkpoint {path} has another configuration; use its configuration, or "
@@ -242,7 +244,14 @@ def _configuration(model: keras.Model) -> dict[str, Json]:
         "variables": [[list(v.shape), str(v.dtype)] for v in model.variables],
         **{
             name: _without_names(compiled.get(name))
-            for name in ("optimizer", "loss", "loss_weights", "gradient_accumulation_steps")
+            for name in (
+                "optimizer",
+                "loss",
+                "loss_weights",
+                "metrics",
+                "weighted_metrics",
+                "gradient_accumulation_steps",
+            )
         },
         "quantization": quantization_settings(model),
         "replicas": model.distribute_strategy.num_replicas_in_sync,
