@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_tfm.distributed.global_gradients import innermost
 from keras_tfm.distributed.joint_loss import JointLoss, joint_loss
 from keras_tfm.distributed.loss_scale import scale_loss_of_half_precision
 from keras_tfm.keras_internals import (
@@ -55,6 +56,19 @@ else:
             loss = compiled_loss(self)
             if loss is not None and joint_loss(loss) is not None:
                 set_compiled_loss(self, JointLoss(**loss_arguments(loss)._asdict()))
+
+        def fit(self, *args: Any, **kwargs: Any) -> Any:
+            """`keras.Model.fit`; afterwards, averaged weights have memory of their own on JAX.
+
+            Keras 3.15 leaves weights and their moving averages in the same buffers. The next `fit`
+            donates both, which JAX refuses, and the weights are lost.
+            """
+            history = super().fit(*args, **kwargs)
+            averages = getattr(innermost(self.optimizer), "use_ema", False)
+            if averages and keras.backend.backend() == "jax":
+                for variable in self.trainable_variables:
+                    variable.assign(keras.ops.copy(variable))
+            return history
 
         def weigh_mean(self, value: Tensor) -> Tensor:
             """A mean over rows; other backends have one replica."""
