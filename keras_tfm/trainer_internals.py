@@ -119,6 +119,19 @@ def wrap_losses(loss: Any, wrap: Callable[[Any], Any]) -> None:
     loss._flat_losses = [entry._replace(loss=wrap(entry.loss)) for entry in loss._flat_losses]
 
 
+def portable_config(config: Any) -> Any:
+    """A compile configuration with Keras's optimizers in place of those of the PyTorch backend.
+
+    Keras 3.15 on PyTorch saves the name of its own class, which cannot train on other backends.
+    """
+    if isinstance(config, dict):
+        parts = {key: portable_config(value) for key, value in config.items()}
+        if str(parts.get("module")).startswith("keras.src.backend.torch.optimizers."):
+            parts["module"] = "keras.optimizers"
+        return parts
+    return [portable_config(x) for x in config] if isinstance(config, list) else config
+
+
 # Training: building and the data of `fit`.
 
 

@@ -185,6 +185,18 @@ def test_callback_list_may_be_replaced_in_on_train_begin():
         trainer_internals.callback_list()
 
 
+def test_portable_config():
+    """What Keras on PyTorch saves of an optimizer is loaded as this backend's."""
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW(0.5))
+    config = keras.saving.serialize_keras_object(optimizer)
+    inner = config["config"]["inner_optimizer"]
+    inner["module"] = "keras.src.backend.torch.optimizers.torch_adamw"
+    found = trainer_internals.portable_config({"optimizer": config, "metrics": ["mse"]})
+    loaded = keras.saving.deserialize_keras_object(found)["optimizer"].inner_optimizer
+    assert type(loaded) is type(keras.optimizers.AdamW())
+    assert float(loaded.learning_rate) == 0.5
+
+
 @ON_TENSORFLOW
 def test_replace_next_epoch():
     iterator = epoch_iterator(X, batch_size=1, steps_per_execution=1)

@@ -91,6 +91,7 @@ class DistributedModel(keras.Model):
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles with the arguments that `get_compile_config` returned."""
+        config = trainer_internals.portable_config(config)
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built and self.optimizer is not None:
             self.optimizer.build(self.trainable_variables)

@@ -30,7 +30,12 @@ from keras_tfm.models.quantization.state import (
     set_quantization,
 )
 from keras_tfm.models.without_storage import allocate_if_missing
-from keras_tfm.trainer_internals import compiled_loss, loss_arguments, set_compiled_loss
+from keras_tfm.trainer_internals import (
+    compiled_loss,
+    loss_arguments,
+    portable_config,
+    set_compiled_loss,
+)
 
 Base: Any
 if keras.backend.backend() == "tensorflow":
@@ -84,7 +89,7 @@ else:
                     "compile=False, and compile it with an optimizer that has "
                     f"gradient_accumulation_steps={steps}, which accumulates as many batches"
                 )
-            self.compile(**keras.saving.deserialize_keras_object(config))
+            self.compile(**keras.saving.deserialize_keras_object(portable_config(config)))
             if self.built and self.optimizer is not None:
                 self.optimizer.build(self.trainable_variables)
 
