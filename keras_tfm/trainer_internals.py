@@ -175,10 +175,14 @@ def restarts_each_epoch(iterator: Any) -> bool:
     return known and iterator.steps_per_epoch is None
 
 
-def first_batch(iterator: Any) -> Any:
+def first_batch(iterator: Any) -> tuple[Any, bool]:
     """The first batch of the data of an `EpochIterator`, or None if drawing it would skip it.
 
     Keras itself has drawn the first batches of a generator, and item 0 of a `PyDataset`.
+
+    Returns:
+        The batch, and whether its rows are the same in each run: the user's Python code may draw
+        them at random.
     """
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
     from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
@@ -187,12 +191,12 @@ def first_batch(iterator: Any) -> Any:
 
     adapter = iterator.data_adapter
     if isinstance(adapter, GeneratorDataAdapter):
-        return adapter._first_batches[0]
+        return adapter._first_batches[0], False
     if isinstance(adapter, PyDatasetAdapter):
-        return adapter._standardize_batch(adapter.py_dataset[0])
+        return adapter._standardize_batch(adapter.py_dataset[0]), False
     if isinstance(adapter, (ArrayDataAdapter, TFDatasetAdapter)):
-        return next(adapter.get_tf_dataset().take(1).as_numpy_iterator())
-    return None
+        return next(adapter.get_tf_dataset().take(1).as_numpy_iterator()), True
+    return None, False
 
 
 def runs_fit(frame: Any, callback: "keras.callbacks.Callback") -> bool:

@@ -235,8 +235,9 @@ def test_first_batch():
     dataset = tf.data.Dataset.from_tensor_slices((X,)).batch(2)
     for x in (X, dataset, dataset.repeat(), (batch for batch in batches), Items()):
         options = {"batch_size": 2} if x is X else {}
-        found = trainer_internals.first_batch(epoch_iterator(x, **options))
+        found, is_fixed = trainer_internals.first_batch(epoch_iterator(x, **options))
         assert np.array_equal(*keras.tree.flatten(found), X[:2])
+        assert is_fixed == (x is X or isinstance(x, tf.data.Dataset))
 
 
 def test_runs_fit():

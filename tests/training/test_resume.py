@@ -426,6 +426,14 @@ def test_the_first_batch_is_told_from_others(kind):
     assert first not in (checksum(5), None)
 
 
+@pytest.mark.parametrize("kind", ["dataset", "generator"])
+def test_rows_at_random_are_those_of_python_code(kind, monkeypatch):
+    """A generator may augment its rows without a seed, and its training must go on."""
+    first = first_checksum(epoch_iterator(batches_of(kind, 4)))
+    monkeypatch.setattr(sys.modules[__name__], "IDS", IDS[::-1])
+    assert (first == first_checksum(epoch_iterator(batches_of(kind, 4)))) == (kind == "generator")
+
+
 def test_an_unseeded_shuffle_is_refused(one_epoch):
     """Other data than those that were trained on would come after the checkpoint."""
     rows = np.random.default_rng().permutation(ROWS)

@@ -48,15 +48,19 @@ def begin_epoch_at(data: EpochIterator, steps: int) -> None:
 
 
 def first_checksum(data: EpochIterator) -> str | None:
-    """A checksum of the first batch, or None for data of which none can be drawn beforehand."""
-    batch = first_batch(data)
+    """A checksum of the first batch, or None for data of which none can be drawn beforehand.
+
+    Of a generator or a `PyDataset`, which may draw its rows at random, a checksum of the shapes.
+    """
+    batch, is_fixed = first_batch(data)
     if batch is None:
         return None
     checksum = 0
     for x in tree.flatten(batch):
         array = np.asarray(x)
-        # Of strings, and of None, the bytes are addresses.
-        content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
         checksum = zlib.crc32(repr((array.shape, array.dtype)).encode(), checksum)
-        checksum = zlib.crc32(content, checksum)
+        if is_fixed:
+            # Of strings, and of None, the bytes are addresses.
+            content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+            checksum = zlib.crc32(content, checksum)
     return f"{checksum:08x}"

@@ -53,7 +53,7 @@ class Resume(keras.callbacks.Callback):
         configuration: dict of JSON values, settings of the program that must not change between
             runs, such as `vars(arguments)`. The model's layers and rounding, the loss, the
             metrics, the optimizer, the number of replicas and the first batch of the data are
-            always compared.
+            always compared; of a generator or a `PyDataset`, which may be random, its shapes.
 
     Raises:
         RuntimeError: at the start of `fit`, if the backend is not TensorFlow.
