@@ -9,7 +9,7 @@ Example:
 >>> next(x.title for x in MODEL_TYPES if x.name == "qwen2")
 'Qwen2'
 >>> names_of("speech")
-['moonshine', 'moonshine_streaming', 'whisper']
+['hubert', 'moonshine', 'moonshine_streaming', 'wav2vec2', 'whisper']
 """
 
 from collections.abc import Mapping
@@ -266,6 +266,13 @@ MODEL_TYPES = (
         "moonshine_streaming", "Moonshine v2",
         "encoder_decoders.moonshine_streaming:MOONSHINE_STREAMING", "moonshine_streaming", "speech",
         vocabularies={"": 32768},
+    ),
+    ModelType(
+        "wav2vec2", "wav2vec 2.0, XLS-R", "encoders.wav2vec2:WAV2VEC2", "wav2vec2", "speech",
+    ),
+    ModelType(
+        "hubert", "HuBERT", "encoders.wav2vec2:HUBERT", "wav2vec2", "speech",
+        arguments={"hubert": True},
     ),
     ModelType("vit", "ViT", "vision.vit:VIT", "vit", "images"),
     ModelType(

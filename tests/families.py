@@ -35,6 +35,10 @@ def own_options():
         "image": {**{x: y for x, y in sizes.items() if x != "dropout"}, "dim": 8},
         "patch_size": 2, "scale_factor": 3, "image_id": 30, "num_images": 2,
     }  # fmt: skip
+    speech_encoder = {
+        "feature_dims": [7, 5, 6], "feature_kernels": [10, 3, 2], "feature_strides": [5, 2, 3],
+        "position_kernel": 4, "position_groups": 4, "classifier_dim": 8,
+    }  # fmt: skip
     return {
         "deberta-v2": {"num_buckets": 4, "kernel_size": 3},
         "mobilebert": {"bottleneck_dim": 8, "num_feed_forward": 3, "attention_dropout": 0.0},
@@ -92,6 +96,11 @@ def own_options():
             "decoder_intermediate_dim": 14, "num_key_value_heads": 1, "max_features": 60,
         },
         "whisper, features": {"audio": False},
+        "wav2vec2": speech_encoder,
+        "hubert": {
+            **speech_encoder, "feature_norm": "layer", "feature_bias": True, "position_kernel": 5,
+            "normalize_first": True,
+        },
         "vit": {"image_size": (8, 12)},
         "dinov2": {"intermediate_dim": 2 * dim},
         "dinov3_vit": {"dim": 2 * dim, "patch_size": (4, 3), "max_wavelength": 50.0},

@@ -95,6 +95,17 @@ OPTIONS = {
     "depth_anything, metric": {"metric": True, "max_depth": 20.0},
     "resnet, bottleneck": {"bottleneck": True},
     "smolvlm, one image": {"num_images": None, "tie_output": True, "attention_bias": True},
+    "wav2vec2, layer norms": {
+        "feature_norm": "layer", "feature_bias": True, "position_kernel": 5,
+        "normalize_first": True,
+    },
+    "wav2vec2, pre-norm, plain samples": {
+        "normalize_first": True, "normalize_audio": False, "feature_activation": "relu",
+    },
+    "hubert, group norm": {
+        "feature_norm": "group", "feature_bias": False, "position_kernel": 4,
+        "normalize_first": False,
+    },
     "siglip2, another shape": {
         "image": {
             **{x: SMALL[x] for x in ("dim", "num_layers", "num_heads", "intermediate_dim")},
@@ -245,6 +256,10 @@ def to_theirs(model, inputs):
             result["input_ids"] = x
         elif name == "features":
             result["input_features"] = x.transpose(0, 2, 1)
+        elif name == "audio" and given.get("normalize_audio"):
+            x = x.astype("float64")
+            mean, variance = (f(axis=1, keepdims=True) for f in (x.mean, x.var))
+            result["input_values"] = (x - mean) / np.sqrt(variance + 1e-7)
         else:
             result[names[name]] = x
     if model.family == "moonshine_streaming":  # without a mask, transformers has no windows

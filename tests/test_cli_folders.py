@@ -423,13 +423,35 @@ def test_speech_of_any_length_gets_several(run, tmp_path):
     assert (taken["default_prompt"], taken["max_length"], taken["end_id"]) == ([1], 9, [7])
     code, _, err = run("export", folder, path, "--lengths", "1600,8000")
     assert code == 0, err
-    sound = np.sin(np.arange(1500) * 0.1)
-    with wave.open(str(tmp_path / "x.wav"), "wb") as file:
-        file.setparams((1, 2, 16000, 0, "NONE", None))
-        file.writeframes(np.round(sound * 32767).astype("<i2").tobytes())
+    write_wav(tmp_path / "x.wav", np.sin(np.arange(1500) * 0.1))
     code, out, err = run("predict", path, tmp_path / "x.wav")
     assert code == 0, err
     assert out.strip() == runtime.load(path).transcribe(tmp_path / "x.wav").strip()
+
+
+def test_speech_with_ctc(run, tmp_path):
+    """The labels of the folder's vocabulary are in the file, and `predict` prints their text."""
+    folder, path = tmp_path / "wav2vec2", tmp_path / "x.tflite"
+    model = models.wav2vec2(
+        16, num_layers=1, num_heads=2, intermediate_dim=16, feature_dims=(8,) * 7,
+        position_kernel=4, position_groups=2,
+    )  # fmt: skip
+    model = models.ctc_classifier(model, 4, labels=["", " ", "a", "b"])
+    checkpoints.save_huggingface(randomize(model, 3), folder)
+    assert taken_of(folder).arguments["source_length"] == [64000, 160000, 480000]
+    code, _, err = run("export", folder, path, "--lengths", "1600", "--no-verify")
+    assert code == 0, err
+    write_wav(tmp_path / "x.wav", np.sin(np.arange(1500) * 0.1) * np.linspace(0, 1, 1500))
+    code, out, err = run("predict", path, tmp_path / "x.wav")
+    assert code == 0, err
+    text = runtime.load(path).transcribe(tmp_path / "x.wav")
+    assert text and out.strip("\n") == text
+
+
+def write_wav(path, sound):
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", None))
+        file.writeframes(np.round(sound * 32767).astype("<i2").tobytes())
 
 
 def test_import_names_every_model_type():

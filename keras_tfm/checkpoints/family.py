@@ -65,6 +65,8 @@ class Family:
             the configuration determines their values. They are saved, and compared when loaded.
         preprocessor: function of a model that returns the fields of `preprocessor_config.json`, for
             models of audio, or None.
+        tokenizer: function of a model that returns the fields of the tokenizer's files, by file,
+            for models that know their tokens.
         aliases: dict from the names that `transformers` has for fields of `config.json`
             (`attribute_map`) to the fields. If a file has both, it reads the alias.
         unused: function of a model that returns the tensors of `transformers` on which the model's
@@ -86,6 +88,7 @@ class Family:
     base: str = ""
     constants: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
     preprocessor: Callable[[Model], Fields | None] = lambda model: None
+    tokenizer: Callable[[Model], dict[str, Fields]] = lambda model: {}
     unused: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
     aliases: Mapping[str, str] = field(default_factory=dict)
     has_own_blocks: bool = False

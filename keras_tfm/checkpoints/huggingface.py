@@ -87,8 +87,9 @@ def load_huggingface(
 
     It reads `config.json` and `model.safetensors`, or the files listed in
     `model.safetensors.index.json`; if they exist, also `generation_config.json` for BART, its
-    relatives and Whisper, and `preprocessor_config.json`, the mean and standard deviation of pixels
-    for models of images. It reads no other files and does not use the network.
+    relatives and Whisper, `preprocessor_config.json`, the mean and standard deviation of pixels
+    for models of images, and `vocab.json`, the labels of `Wav2Vec2ForCTC`. It reads no other files
+    and does not use the network.
 
     Or it reads a GGUF file of Llama, Mistral, Qwen2, Qwen3 or Gemma 1 to 3. Matrices in Q4_0 or
     Q4_1, and those of a folder that GPTQ, AWQ, compressed-tensors or torchao quantized to 4 or 8
@@ -419,8 +420,9 @@ def save_huggingface(
 ) -> None:
     """Saves a model as `config.json` and `model.safetensors`, which `transformers` can load.
 
-    For a model of images or audio also `preprocessor_config.json`, and of SmolVLM and Idefics3
-    `processor_config.json`: the number of tokens of an image.
+    For a model of images or audio also `preprocessor_config.json`, of SmolVLM and Idefics3
+    `processor_config.json`: the number of tokens of an image, and for a model with the labels of
+    `ctc_classifier` a `Wav2Vec2CTCTokenizer`: `vocab.json` and `tokenizer_config.json`.
 
     The files are first written to a temporary folder `.keras_tfm-*` in `folder`, loaded and
     compared with the model. If the process is killed, the next save to `folder` removes it.
@@ -486,7 +488,8 @@ def save_huggingface(
         names, rules = [SINGLE, "config.json"], family.preprocessor(model)
         if "image_size" in model.arguments:
             rules = image_fields(model, image_processor)
-        for name, content in {PREPROCESSOR: rules, PROCESSOR: tile_text_fields(model)}.items():
+        others = {PREPROCESSOR: rules, PROCESSOR: tile_text_fields(model)}
+        for name, content in {**others, **family.tokenizer(model)}.items():
             if content is not None:
                 text = json.dumps(content, indent=2, sort_keys=True)
                 (new / name).write_text(text + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from keras_tfm import runtime
 from keras_tfm.cli.pictures import as_json_line, of_classes, writes_text
+from keras_tfm.runtime.tasks.best_path import ctc_output
 
 
 def answerer(
@@ -17,7 +18,7 @@ def answerer(
     With several recordings, lines begin with the path, as those of grep.
     """
     several = paths is None or len(paths) != 1
-    transcribes = writes_text(model)
+    transcribes = writes_text(model) or ctc_output(model.file, model.labels) is not None
 
     def answer(path: str) -> str:
         values: object

@@ -34,6 +34,7 @@ from keras_tfm.models.encoders.mobilebert import mobilebert
 from keras_tfm.models.encoders.modernbert import modernbert
 from keras_tfm.models.encoders.mpnet import mpnet
 from keras_tfm.models.encoders.roberta import roberta
+from keras_tfm.models.encoders.wav2vec2 import wav2vec2
 from keras_tfm.models.features_of import features_of
 from keras_tfm.models.gallery.alignment_heads import masked_msa, pair_classifier
 from keras_tfm.models.gallery.dalle import dalle
@@ -43,6 +44,7 @@ from keras_tfm.models.gallery.image_gpt import image_gpt
 from keras_tfm.models.gallery.lxmert import lxmert
 from keras_tfm.models.gallery.vilbert import vilbert
 from keras_tfm.models.gallery.visual_heads import image_text_pretraining, visual_question_answering
+from keras_tfm.models.heads.ctc_head import ctc_classifier
 from keras_tfm.models.heads.draft_heads import with_draft_heads
 from keras_tfm.models.heads.embedding_head import sentence_embedding
 from keras_tfm.models.heads.image_head import image_classifier
@@ -88,6 +90,7 @@ __all__ = [
     "clip_text",
     "clip_towers",
     "cohere",
+    "ctc_classifier",
     "dalle",
     "deberta",
     "decoder",
@@ -155,6 +158,7 @@ __all__ = [
     "vilbert",
     "visual_question_answering",
     "vit",
+    "wav2vec2",
     "whisper",
     "with_draft_heads",
     "with_dtype",

@@ -6,6 +6,7 @@ from keras_tfm.runtime.decoding.sampling import Sampler
 from keras_tfm.runtime.media.image_processor import ImageProcessor
 from keras_tfm.runtime.media.tile_processor import TileProcessor
 from keras_tfm.runtime.model import Model, load
+from keras_tfm.runtime.tasks.best_path import best_path
 from keras_tfm.runtime.tasks.drawing import Drawing
 from keras_tfm.runtime.tasks.listener import Listener
 from keras_tfm.runtime.tasks.pictures import Detection
@@ -35,5 +36,6 @@ __all__ = [
     "Session",
     "TileProcessor",
     "ZeroShotClassifier",
+    "best_path",
     "load",
 ]

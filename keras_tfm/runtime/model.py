@@ -569,6 +569,9 @@ class Model:
     ) -> str:
         """The text of speech, as a model such as `models.whisper` hears it.
 
+        Of a model with CTC, such as `models.wav2vec2` with `ctc_classifier`, whose file has labels
+        with a blank, "", it is the best path; see `runtime.best_path`.
+
         Audio at another rate is resampled, several channels are averaged, and audio shorter than
         the file was exported for is padded with silence. Silence is given to the model like any
         other sound: what it then writes depends on its training.
@@ -584,11 +587,12 @@ class Model:
         Raises:
             ValueError: there are no samples, or more than the file takes; samples that are NaN, or
                 not from -1 to 1; a sample rate over 10 MHz; a file that is no WAV file; the .tflite
-                file has no input of audio or no tokenizer; or as `generate_text`.
+                file has no input of audio, or neither a tokenizer nor labels of CTC; a prompt for a
+                model with CTC; or as `generate_text`.
             TypeError: the samples are not numbers of a known kind.
             FileNotFoundError: there is no such WAV file.
         """
-        return speech.transcribe(self.file, audio, sample_rate, prompt)
+        return speech.transcribe(self.file, audio, sample_rate, prompt, self.labels)
 
     def predict_audio(self, audio: Audio, sample_rate: int | None = None) -> dict[str, np.ndarray]:
         """The outputs of one full pass over audio, by name: (1, ...), as from `predict`.

@@ -168,9 +168,16 @@ def speech(folder):
     ends = {"max_length": 9, "end_id": 7, "tokenizer": words(), "verify": False}
     prompts = {"prompt_length": 3, "default_prompt": [1, 3]}
     lengths = {"source_length": [8000, 16000], "start_id": 1, "end_id": None}
+    letters = models.ctc_classifier(
+        models.wav2vec2(**small_sizes, feature_dims=(8,) * 7, position_kernel=6, position_groups=2),
+        5,
+        labels=["a", " ", "b", "", "c"],
+    )
+    ctc = {"source_length": [8000, 16000], "max_length": None, "end_id": None, "tokenizer": None}
     for name, model, roles, options in (
         ("whisper", randomize(whisper, 5), ["generate"], prompts),
         ("moonshine", randomize(moonshine, 3), ["encode", "decode"], lengths),
+        ("wav2vec2", randomize(letters, 3), ["predict"], ctc),
     ):
         file = folder / f"{name}.tflite"
         export_tflite(model, file, roles, **{**ends, **options})

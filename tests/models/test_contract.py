@@ -23,6 +23,7 @@ BFLOAT16 = 0.1
 LENGTH = 7
 HEADS = {
     "backbone": {},
+    "ctc_classifier": {"num_classes": 3},
     "encoder": {},
     "image_classifier": {"num_classes": 3},
     "without_auxiliary_outputs": {},
@@ -64,6 +65,7 @@ WITH_HEADS = {
     "t5gemma": ["sequence_classifier", "token_classifier"],
     "whisper": ["encoder"],
     "transformer": ["encoder"],
+    "wav2vec2": ["ctc_classifier", "sequence_classifier"],
     "vit": ["image_classifier"],
     "resnet": ["image_classifier"],
     "lxmert": ["visual_question_answering", "image_text_pretraining"],
@@ -147,7 +149,9 @@ SAVED = {"bert", "t5", "clip", "dalle"}
 COPIED = {"bert", "whisper"}
 TRAINED = {"bert", "deberta-v2", "llama", "whisper", "clip", "resnet, image_classifier"}
 GENERATING = ("decoder", "encoder-decoder", "speech")
-DECODING = [x for x in TYPES if TYPES[x].kind in GENERATING] + ["transformer", "dalle"]
+ENCODERS = ("wav2vec2", "hubert")  # of speech, without a decoder
+DECODING = [x for x in TYPES if TYPES[x].kind in GENERATING and x not in ENCODERS]
+DECODING += ["transformer", "dalle"]
 # What transformers has no model for.
 OURS_ALONE = {case for case, (name, _) in CASES.items() if name.partition(",")[0] not in TYPES} | {
     "bert, sentence_embedding",

@@ -19,6 +19,7 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
 )
 from keras_tfm.layers.audio.audio_layer import AudioLayer
+from keras_tfm.layers.audio.padding import normalize_windows, windows_of_audio
 from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Size, Tensor
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
@@ -264,24 +265,12 @@ class WaveformEmbedding(_Waveform):
         x = ops.expand_dims(ops.cast(audio, self.compute_dtype), -1)
         kernel = ops.cast(self.kernel, self.compute_dtype)
         x = ops.conv(x, kernel, _STRIDES[0], padding="valid", data_format="channels_last")
-        x = self._normalize(ops.tanh(x), _is_real(audio, ops.shape(x)[1], _KERNELS[0]))
+        real = windows_of_audio(audio, ops.shape(x)[1], _KERNELS[0], _STRIDES[0])
+        x = normalize_windows(ops.tanh(x), real, self.gamma, self.beta)
+        x = ops.cast(x, self.compute_dtype)
         for convolution in self.convolutions:
             x = convolution(x)
         return x
-
-    def _normalize(self, x: Tensor, real: Tensor) -> Tensor:
-        """(B, frames, D), of which only the real frames, (B, frames), have a say -> the same."""
-        x = ops.cast(x, keras.backend.result_type(x.dtype, "float32"))
-        real = ops.expand_dims(ops.cast(real, x.dtype), -1)
-        count = ops.maximum(ops.sum(real, axis=1, keepdims=True), 1.0)
-
-        def mean(y: Tensor) -> Tensor:
-            return ops.sum(real * ops.mean(y, axis=-1, keepdims=True), 1, keepdims=True) / count
-
-        x = x - mean(x)
-        y = x * ops.rsqrt(mean(ops.square(x)) + 1e-5)
-        y = y * ops.cast(self.gamma, y.dtype) + ops.cast(self.beta, y.dtype)
-        return ops.cast(y, self.compute_dtype)
 
     def compute_mask(self, audio: Tensor, previous_mask: Tensor | None = None) -> Tensor:
         """True for the frames of a row's audio: (B, frames)."""
@@ -329,35 +318,10 @@ class FrameMask(_Waveform):
 
 def frame_mask(audio: Tensor) -> Tensor:
     """Which frames of the encoder have no padding: (B, samples) -> (B, frames), boolean."""
-    return _is_real(audio, _count(_samples(audio)), SAMPLES_OF_FRAME, SAMPLES_PER_FRAME)
+    count = _count(ops.shape(audio)[1])
+    return windows_of_audio(audio, count, SAMPLES_OF_FRAME, SAMPLES_PER_FRAME)
 
 
 def _count(samples: Size) -> Size:
     """The number of frames, given the number of samples."""
     return None if samples is None else (samples - SAMPLES_OF_FRAME) // SAMPLES_PER_FRAME + 1
-
-
-def _samples(audio: Tensor) -> Size:
-    return ops.shape(audio)[1]
-
-
-def _is_real(audio: Tensor, count: Any, width: int, step: int = _STRIDES[0]) -> Tensor:
-    """Which of `count` windows end before the padding: (B, samples) -> (B, count), boolean.
-
-    Args:
-        audio: (B, samples).
-        count: int, number of windows; window i begins at sample i * step.
-        width: int, number of samples of a window, one less than a multiple of 64.
-        step: int, a multiple of 64.
-    """
-    # In blocks of 64 samples, each of which begins with the last sample of a window: for the file,
-    # numbers of all samples would be a constant of megabytes.
-    block, first = _STRIDES[0], (_KERNELS[0] - 1) % _STRIDES[0]
-    blocks = (_samples(audio) - first + block - 1) // block
-    x = ops.pad(audio[:, first:], [[0, 0], [0, block - 1]])[:, : blocks * block]
-    x = ops.reshape(x, (ops.shape(audio)[0], blocks, block))
-    x = ops.any(ops.not_equal(x, 0), axis=-1)
-    numbers = ops.arange(blocks, dtype="int32")
-    last = ops.max(ops.where(x, numbers, -1), axis=1, keepdims=True)
-    ends = ops.arange(count, dtype="int32") * (step // block) + (width - 1 - first) // block
-    return ops.less_equal(ends, last)

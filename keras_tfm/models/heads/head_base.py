@@ -252,6 +252,25 @@ class MobileBERTHead(HeadBase):
         return super()._pooler(x) if self.argument("pooler_dense", None, True) else x
 
 
+class SpeechHead(HeadBase):
+    """Of wav2vec 2.0 and HuBERT: a classifier of audio has a dense layer, and pools the mean."""
+
+    @property
+    def pooling(self) -> str:
+        """The default pooling of a classifier of audio."""
+        return "mean"
+
+    def has_classifier_bias(self, pooling: str) -> bool:
+        """Whether the last layer of a classifier of audio has a bias."""
+        return True
+
+    def pool_tokens(self, mode: str) -> Tensor:
+        """Symbolic vector (B, C) of the features that are not padding."""
+        # The original projects before it takes the mean, which is the same.
+        width = self.argument("classifier_dim", None, 256)
+        return self.dense(width, "projector")(super().pool_tokens(mode))
+
+
 def head_base(
     model: keras.Model,
     features: Tensor | str | None = None,
@@ -267,6 +286,8 @@ def head_base(
         kind = LastTokenHead
     elif marker is not None and marker.identity.family == "mobilebert":
         kind = MobileBERTHead
+    elif marker is not None and marker.identity.family == "wav2vec2":
+        kind = SpeechHead
     return kind(model, features, kernel_initializer, dtype)
 
 

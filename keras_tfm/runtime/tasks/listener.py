@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.manifest import Generate, Stream, of_role
+from keras_tfm.runtime.tasks.best_path import join
 from keras_tfm.runtime.tasks.source_stream import FileStream
 from keras_tfm.runtime.tasks.text import answers
 
@@ -142,7 +143,6 @@ class CTCListener(Listener):
             )
         super().__init__(file)
         self._labels = file.manifest.labels or []
-        self._space = "" if any(" " in label for label in self._labels) else " "
         self._heard_labels: list[str] = []
         self._last = _BLANK
 
@@ -151,7 +151,7 @@ class CTCListener(Listener):
             if best not in (_BLANK, self._last):
                 self._heard_labels.append(self._labels[best])
             self._last = best
-        return self._space.join(self._heard_labels)
+        return join(self._heard_labels, self._labels)
 
 
 class FeatureListener(Listener):

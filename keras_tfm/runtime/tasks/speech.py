@@ -1,4 +1,4 @@
-"""Speech in, text out: a file of a model such as Whisper transcribes arrays and WAV files."""
+"""Speech in, text out: files of Whisper or wav2vec 2.0 transcribe arrays and WAV files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from keras_tfm.runtime.checked_inputs import Values, check_duration, samples_of
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.media.wav import read_wav, resample, resampled_length
+from keras_tfm.runtime.tasks.best_path import best_path, ctc_output
 from keras_tfm.runtime.tasks.text import answers, target_of
 
 # The path or the bytes of a WAV file, or samples.
@@ -25,9 +26,19 @@ def sample_rates(file: LoadedFile) -> dict[str, int]:
 
 
 def transcribe(
-    file: LoadedFile, audio: Audio, sample_rate: int | None, prompt: str | Sequence[int] | None
+    file: LoadedFile,
+    audio: Audio,
+    sample_rate: int | None,
+    prompt: str | Sequence[int] | None,
+    labels: Sequence[str] | None,
 ) -> str:
-    """See `Model.transcribe`."""
+    """See `Model.transcribe`. `labels`: the names of the classes."""
+    output = ctc_output(file, labels)
+    if output is not None and labels is not None:
+        if prompt is not None:
+            raise ValueError(f"{file.path} has labels of CTC, and takes no prompt, got {prompt!r}")
+        (scores,) = predict_audio(file, audio, sample_rate)[output]
+        return best_path(scores, labels)
     name, samples = as_samples(file, audio, sample_rate)
     inputs: dict[str, Values] = {name: samples[np.newaxis]}
     if prompt is not None:

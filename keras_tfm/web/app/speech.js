@@ -26,9 +26,10 @@ function listen(recording) {
   });
 }
 
-/** By the loop in the file, with its rules for tokens; piece by piece where there is none. */
+/** By the loop in the file, with its rules for tokens, or by CTC; piece by piece of a decoder's steps. */
 async function transcribe(model, recording, isLatest) {
-  const isWhole = Object.values(model.manifest.signatures).some(({ role }) => role === "generate");
+  const roles = Object.values(model.manifest.signatures).map(({ role }) => role);
+  const isWhole = roles.includes("generate") || !roles.includes("decode");
   if (isWhole) {
     const { text } = await model.transcribe(recording, { prompt });
     if (isLatest()) element("answer").textContent = text;

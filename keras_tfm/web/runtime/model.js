@@ -518,9 +518,28 @@ export class Model {
   async transcribe(source, options = {}) {
     const start = performance.now();
     const ability = this.#ability("transcribe");
+    if (ability.output) return this.#bestPath(ability, source, options.prompt, start);
     const prompt = checkedPrompt(options.prompt, ability);
     const samples = await this.#samples(ability, source);
     return this.#textFor(ability, samples, prompt, options.choose, start);
+  }
+
+  /** The text of a model with CTC: its labels, without repetitions and the blank. */
+  async #bestPath(ability, source, prompt, start) {
+    if (prompt !== undefined) throw new TextError("A model with CTC takes no prompt.");
+    const samples = await this.#samples(ability, source);
+    const signature = fitting(ability.signatures, samples.length);
+    const outputs = firstRow(await this.#runMedia(signature, ability.input, samples), signature);
+    const count = this.labels.length;
+    const tokens = [];
+    let last = -1;
+    for (let i = 0; i < outputs[ability.output].length; i += count) {
+      const best = mostProbable(outputs[ability.output].subarray(i, i + count));
+      if (best !== last && this.labels[best] !== "") tokens.push(best);
+      last = best;
+    }
+    const text = joined(tokens.map((token) => this.labels[token]), this.labels).trim();
+    return { text, tokens: Int32Array.from(tokens), milliseconds: performance.now() - start };
   }
 
   /**
@@ -586,7 +605,6 @@ export class Model {
    */
   listen() {
     const { output } = this.#ability("listen");
-    const spaces = this.labels.some((label) => label.includes(" "));
     const words = [];
     let last = BLANK;
     const write = (rows) => {
@@ -595,7 +613,7 @@ export class Model {
         if (best !== BLANK && best !== last) words.push(this.labels[best]);
         last = best;
       }
-      return words.join(spaces ? "" : " ");
+      return joined(words, this.labels);
     };
     return new Listener(this.openStream(), output, write, Infinity);
   }
@@ -2977,6 +2995,11 @@ function compareSignatures(manifest, compiled) {
   }
 }
 
+/** The text of labels of CTC, which are joined by spaces unless one has a space. */
+function joined(found, labels) {
+  return found.join(labels.some((label) => label.includes(" ")) ? "" : " ");
+}
+
 /** The abilities of a file by name; an unsupported one holds its error as `refusal`. */
 function readAbilities(manifest, metadata) {
   for (const [name, { inputs, outputs }] of Object.entries(manifest.signatures)) {
@@ -3085,7 +3108,17 @@ function readCaption(manifest, metadata) {
 /** Text written for speech. */
 function readTranscribe(manifest, metadata) {
   const writing = readWriting(manifest, metadata, ofAudio);
-  return writing && { ...readAudio(writing.signature, manifest, writing.beside), ...writing };
+  if (!writing) return readBestPath(manifest);
+  return { ...readAudio(writing.signature, manifest, writing.beside), ...writing };
+}
+
+/** Text by the scores of a model with CTC, of which one label, "", is the blank. */
+function readBestPath(manifest) {
+  const [signature] = byLength(manifest, "predict");
+  const blanks = (manifest.labels ?? []).filter((label) => label === "");
+  if (!signature || !ofAudio(signature) || blanks.length !== 1) return null;
+  const [[output, { shape }], ...others] = Object.entries(signature.outputs);
+  return others.length || shape.length !== 3 ? null : { ...readAudio(signature, manifest), output };
 }
 
 /** Outputs for a sound, such as its classes. */
