@@ -170,8 +170,7 @@ async function runOnce(model) {
   if (model.abilities.includes("predict")) await model.predictTokens([1]);
   if (model.abilities.includes("predictImages")) await model.predictImages(new ImageData(1, 1));
   if (model.abilities.includes("caption")) await model.caption(new ImageData(1, 1));
-  if (model.abilities.includes("transcribe")) await model.listenOnce();
-  if (model.abilities.includes("predictAudio")) await model.predictAudio(new Float32Array(1));
+  if (["transcribe", "predictAudio"].some((x) => model.abilities.includes(x))) await model.listenOnce();
   if (model.abilities.includes("openStream")) {
     const stream = model.openStream();
     await stream.append(new Float32Array(stream.pieceLength * stream.width));
@@ -648,7 +647,12 @@ export class Model {
 
   /** The first run, up to one token. */
   async listenOnce() {
+    if (this.abilities.includes("predictAudio")) {
+      await this.predictAudio(new Float32Array(this.#ability("predictAudio").shortest));
+    }
+    if (!this.abilities.includes("transcribe")) return;
     const ability = this.#ability("transcribe");
+    if (ability.output) return; // which is that of predictAudio
     const silence = new Float32Array(ability.shortest);
     if (!ability.stepped) return void (await this.transcribe(silence));
     const tokens = this.#captionTokens(ability, silence, ability.defaultPrompt, mostProbable);
