@@ -188,6 +188,23 @@ def network(*sizes, activation=None, seed=0):
 REGRESSION, BINARY = (32, 64, 64, 1), (20, 32, 1)
 
 
+def test_outputs_that_rounding_loses_are_a_warning(tmp_path):
+    """The small difference of two almost equal products: 4 bits leave little of it."""
+    x = keras.Input((64,), name="x")
+    first, second = (layers.Dense(64, use_bias=False) for _ in range(2))
+    model = keras.Model(x, first(x) - second(x))
+    kernel = np.random.default_rng(0).normal(size=(2, 64, 64)).astype("float32")
+    first.set_weights([kernel[0]])
+    second.set_weights([kernel[0] + 0.2 * kernel[1]])
+    rows = {"x": np.random.default_rng(1).normal(size=(9, 64)).astype("float32")}
+    export_tflite(model, tmp_path / "int8.tflite", quantization="int8", verify_inputs=rows)
+    with pytest.warns(UserWarning, match=r"int4 changes the outputs of 'predict' by \d\d % of"):
+        report = export_tflite(
+            model, tmp_path / "int4.tflite", quantization="int4", verify_inputs=rows
+        )
+    assert 0.5 < report.verification.checks[0].relative_error < 1
+
+
 @pytest.mark.filterwarnings("ignore:the rounding of")
 @pytest.mark.parametrize(
     ("sizes", "activation", "quantization", "seed"),
