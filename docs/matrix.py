@@ -136,6 +136,7 @@ OURS: dict[str, Callable] = {
         query_norm=L.RMSNormalization(), key_norm=L.RMSNormalization()
     )(x),
     "with `gate=True`": lambda x: attention(gate=True)(x),
+    'with `gate="head"`': lambda x: attention(gate="head")(x),
     'with `gate="query"`': lambda x: attention(gate="query")(x),
     "with `RotaryEmbedding()`": lambda x: at(L.RotaryEmbedding())(x),
     "with `RotaryEmbedding(scaling=LinearScaling(...))`": lambda x: at(

@@ -31,7 +31,7 @@ def attention(
     "value", "output", perhaps "gate", and "..._bias" of each.
 
     gate: (B, T, D), of which sigmoid(x W_g + b_g) multiplies the heads' results (AlphaFold 2,
-        supplement, algorithm 7, line 3).
+        supplement, algorithm 7, line 3); if W_g has H columns, each multiplies a whole head.
     rotate: two functions, applied to each head's queries and keys.
     relative: DeBERTa's table P (2k, D), arXiv:2006.03654, equations 2 to 4: the scores are
         Qc_i Kc_j + Qc_i Kr_d(i,j) + Kc_j Qr_d(j,i), divided by sqrt(3 K), where Kr = P W_k and
@@ -64,7 +64,8 @@ def attention(
         results.append(weighted(scores, mask) @ vh)
     y = np.concatenate(results, axis=-1)
     if gate is not None:
-        y = y / (1.0 + np.exp(-dense(gate, weights, "gate")))
+        gates = 1.0 / (1.0 + np.exp(-dense(gate, weights, "gate")))
+        y = y * np.repeat(gates, y.shape[-1] // gates.shape[-1], axis=-1)
     return dense(y, weights, "output")
 
 

@@ -35,7 +35,7 @@ def decoder(x, window):
 def strided(x):
     for _ in range(2):
         x = K.Conv1D(D, 5, strides=2, padding="causal", activation="silu")(x)
-    return encoder(encoder(x, (5, 3)), (3, 2), gate=True)
+    return encoder(encoder(x, (5, 3), gate="head"), (3, 2), gate=True)
 
 
 def frames(x):

@@ -166,7 +166,7 @@ def test_forward_and_gradients_are_those_of_attention_at_once(
 
 def everything(position, causal):
     return {
-        **HEADS, "causal": causal, "window": 7, "scale": 0.4, "soft_cap": 1.5,
+        **HEADS, "causal": causal, "window": 7, "scale": 0.4, "soft_cap": 1.5, "gate": "head",
         **head_norms(), "position": POSITIONS[position](),
     }  # fmt: skip
 

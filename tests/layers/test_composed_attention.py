@@ -83,9 +83,10 @@ def disentangled(**options):
 
 @pytest.mark.parametrize("use_bias", [True, False, ["gate"], ["query", "output"]], ids=str)
 @pytest.mark.parametrize("mode", MODES)
-def test_gated_self_attention(rng, mode, use_bias):
+@pytest.mark.parametrize("gate", [True, "head"])
+def test_gated_self_attention(rng, gate, mode, use_bias):
     x = noise(rng, B, T, D)
-    options = {"head_dim": K, "value_dim": 5, "gate": True, "use_bias": use_bias}
+    options = {"head_dim": K, "value_dim": 5, "gate": gate, "use_bias": use_bias}
     layer = built(MultiHeadSelfAttention(H, **options), x.shape)
     actual = execute(mode, lambda x, mask: layer(x, mask=mask), x, MASK)
     weights = self_attention(layer)
@@ -96,10 +97,11 @@ def test_gated_self_attention(rng, mode, use_bias):
     assert np.abs(expected - ungated).max() > 0.1
 
 
-def test_gated_cross_attention(rng):
+@pytest.mark.parametrize("gate", [True, "head"])
+def test_gated_cross_attention(rng, gate):
     """The gate is a function of the queries' input, not of the context."""
     x, context = noise(rng, B, T, D), noise(rng, B, S, C)
-    layer = MultiHeadCrossAttention(H, head_dim=K, value_dim=5, gate=True)
+    layer = MultiHeadCrossAttention(H, head_dim=K, value_dim=5, gate=gate)
     built(layer, x.shape, context.shape)
     expected = reference_composed.attention(
         x, context, context, cross_attention(layer), H, CONTEXT_MASK[:, None], gate=x
@@ -107,11 +109,41 @@ def test_gated_cross_attention(rng):
     assert_close(layer(x, context, context_mask=CONTEXT_MASK), expected, FLOAT32)
 
 
-def test_gated_attention_stepped(rng):
+@pytest.mark.parametrize("gate", [True, "head", "query"])
+def test_gated_attention_stepped(rng, gate):
     x = noise(rng, B, T, D)
-    layer = built(MultiHeadSelfAttention(H, causal=True, gate=True), x.shape)
+    layer = built(MultiHeadSelfAttention(H, causal=True, gate=gate, window=3), x.shape)
     actual = stepped(lambda start, end: layer(x[:, start:end]), [3, 1, 3])
     assert_close(actual, layer(x), FLOAT32)
+
+
+def test_a_gate_per_head_multiplies_whole_heads(rng):
+    """Far below 0 for one head: as if the rows of the output projection were zeros for it."""
+    x = noise(rng, B, T, D)
+    layer = built(MultiHeadSelfAttention(H, gate="head", head_dim=K), x.shape)
+    assert layer.gate_projection.kernel.shape == (D, H)
+    layer.gate_projection.kernel.assign(np.zeros((D, H)))
+    layer.gate_projection.bias.assign([50.0, -50.0, 50.0])
+    actual = layer(x)
+    plain = built(MultiHeadSelfAttention(H, head_dim=K), x.shape)
+    weights = [w for w in layer.weights if "gate" not in w.path]
+    plain.set_weights([to_numpy(w) for w in weights])
+    kernel = to_numpy(plain.output_projection.kernel).copy()
+    kernel[K : 2 * K] = 0.0
+    plain.output_projection.kernel.assign(kernel)
+    assert_close(actual, plain(x), FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (MultiHeadSelfAttention, "False or True or 'head' or 'query'"),
+        (MultiHeadCrossAttention, "False or True or 'head'"),
+    ],
+)
+def test_an_unknown_gate_is_refused(kind, expected):
+    with pytest.raises(ValueError, match=f"gate must be {expected}, got 'heads'$"):
+        kind(H, gate="heads")
 
 
 # Biases of some projections

@@ -463,6 +463,22 @@ CASES = {
         },
         (X,),
     ),
+    "MultiHeadSelfAttention, gated heads": Case(
+        MultiHeadSelfAttention,
+        {
+            "causal": True,
+            "gate": "head",
+            "num_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 4,
+            "value_dim": 3,
+            "window": 3,
+            "position": POSITIONS["RotaryEmbedding"],
+            **PROJECTIONS,
+        },
+        (X,),
+        {"mask": MASK},
+    ),
     "MultiHeadSelfAttention, merged": Case(
         MultiHeadSelfAttention,
         {"causal": True, "merged": True, "dropout": 0.3, **HEADS},

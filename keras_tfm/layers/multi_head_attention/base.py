@@ -43,6 +43,8 @@ from keras_tfm.layers.positions.coordinates import Positions
 from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor, Window
 
 PROJECTIONS = ("query", "key", "value", "output", "gate")
+# The `gate` of one number for each head.
+GATED_HEAD = "head"
 
 
 class MultiHeadAttention(RematerializedLayer):
@@ -68,9 +70,10 @@ class MultiHeadAttention(RematerializedLayer):
         soft_cap: float, c in c tanh(score / c) (Gemma 2, arXiv:2408.00118). Default: no cap.
         scale: float, factor of the scores. Default: 1/sqrt(K).
         gate: bool, whether the heads' results are multiplied by sigmoid(x W_g + b_g) before the
-            output projection (AlphaFold 2, supplement 1.6.1). "query", of self-attention: W_g is in
-            the projection of queries, which has the queries and the gate of each head side by side
-            (Qwen3-Next and Qwen3.5).
+            output projection (AlphaFold 2, supplement 1.6.1). "head": one gate for all V numbers of
+            a head, so W_g is (D, H) (LFM3). "query", of self-attention: W_g is in the projection of
+            queries, which has the queries and the gate of each head side by side (Qwen3-Next and
+            Qwen3.5).
         position: `RotaryEmbedding`, `RelativePositionBias`, `RelativePositionEmbedding`,
             `DisentangledPositionEmbedding`, `ALiBi` or another `AttentionPosition`. None: attention
             adds no positions.
@@ -82,7 +85,7 @@ class MultiHeadAttention(RematerializedLayer):
         ValueError: an argument out of range; when the layer is built, widths that do not match.
     """
 
-    _GATES: tuple[bool | str, ...] = (False, True)
+    _GATES: tuple[bool | str, ...] = (False, True, GATED_HEAD)
 
     def __init__(
         self,
@@ -169,8 +172,9 @@ class MultiHeadAttention(RematerializedLayer):
                 norm.build((None, None, heads, width))
         if self.position is not None:
             build_position(self.position, self, self.num_heads, head_dim, value_dim)
-        if self.gate is True:
-            self.gate_projection = self._projection("gate", self.num_heads * value_dim, x_shape)
+        if self.gate in (True, GATED_HEAD):
+            width = value_dim if self.gate is True else 1
+            self.gate_projection = self._projection("gate", self.num_heads * width, x_shape)
         self.output_projection = self._projection(
             "output", dim, (*x_shape[:-1], self.num_heads * value_dim), "output_projection"
         )
@@ -251,6 +255,17 @@ class MultiHeadAttention(RematerializedLayer):
             )
 
         return attend_in_blocks(attend, cuts, query, key, value, attention_bias)
+
+    def _gated(self, y: Tensor, gate: Tensor | None) -> Tensor:
+        """The heads' results (..., H, T, V), gated and side by side: (..., T, H V).
+
+        `gate` is (..., T, H) or (..., T, H V), before the sigmoid. None: no gate.
+        """
+        if gate is None:
+            return merge_heads(y)
+        if self.gate == GATED_HEAD:
+            return merge_heads(y * ops.sigmoid(split_heads(gate, self.num_heads)))
+        return merge_heads(y) * ops.sigmoid(gate)
 
     def _stores_no_scores(
         self,

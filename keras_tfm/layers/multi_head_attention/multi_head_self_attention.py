@@ -104,7 +104,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     (2, 5, 12)
     """
 
-    _GATES = (False, True, GATED_QUERY)
+    _GATES = (*MultiHeadAttention._GATES, GATED_QUERY)
 
     def __init__(
         self,
@@ -274,9 +274,10 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             else:
                 merged = self._merge(k, v, mask, *pairs, *other)
                 y = self._attend(q, *merged, where, training)
-        y = merge_heads(y if gate is None else y * ops.sigmoid(gate))
-        if self.gate is True:
-            y = y * ops.sigmoid(self.gate_projection(x))
+        if self.gate == GATED_QUERY:
+            y = merge_heads(y * ops.sigmoid(gate))
+        else:
+            y = self._gated(y, self.gate_projection(x) if self.gate else None)
         y = self.output_projection(y)
         return (y, keys, values) if self.key_value == "returned" else y
 
@@ -308,12 +309,10 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             extra_scores=terms.scores,
             extra_values=terms.values,
         )
-        y = merge_heads(y)
         if self.gate:
             gate = self.gate_projection(x) if gate is None else merge_heads(gate)
             gate = scope.late(self.name, gate, scope.place.delay - place.delay)
-            y = y * ops.sigmoid(gate)
-        return y
+        return self._gated(y, gate)
 
     def _check_memory(self, x: Tensor, memory: Tensor | None) -> None:
         if self.merged != (memory is not None):
