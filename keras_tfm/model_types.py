@@ -151,8 +151,12 @@ MODEL_TYPES = (
         tokenizer="LlamaTokenizer",
     ),
     ModelType(
+        "lfm3", "LFM3", "decoders.lfm2:LFM3", "lfm2", "decoder",
+        arguments={"post_norm": True, "attention_gate": True},
+    ),
+    ModelType(
         "lfm2", "LFM2, LFM2.5 (text)", "decoders.lfm2:LFM2", "lfm2", "decoder",
-        vocabularies={"": 65536},
+        vocabularies={"": 65536, "lfm3": 128000},
     ),
     ModelType(
         "gemma4_text", "Gemma 4 (text)", "decoders.gemma4:GEMMA4", "gemma4", "decoder",

@@ -11,7 +11,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from keras_tfm import models
+from keras_tfm import layers, models
 from keras_tfm.model_types import MODEL_TYPES
 
 TYPES = {x.name: x for x in MODEL_TYPES}
@@ -67,7 +67,12 @@ def own_options():
         },
         "cohere2": {"windows": [4, None]},
         "olmo3": {"windows": [4, None], "local_rope_theta": 500000.0},
-        "lfm2": {"attends": [False, True]},
+        "lfm2": {"attends": [False, True], "head_dim": None},
+        "lfm3": {
+            "num_layers": 3, "attends": [False, True, True], "windows": [None, 4, None],
+            "kernel_size": 7, "local_rope_theta": 50.0,
+            "rope_scaling": layers.ProportionalScaling(part=0.5),
+        },
         "qwen3_5_text": {
             "attends": [False, True], "delta_heads": 4, "delta_key_heads": 2, "delta_head_dim": 5,
             "delta_value_dim": 7,

@@ -51,6 +51,12 @@ OPTIONS = {
     "qwen3, tied": {"tie_output": True},
     "llama, biases": {"attention_bias": True, "feed_forward_bias": True},
     "lfm2, biases, untied": {"convolution_bias": True, "kernel_size": 4, "tie_output": False},
+    "lfm3, biases, untied, plain": {
+        "convolution_bias": True, "attention_bias": True, "tie_output": False, "post_norm": False,
+        "attention_gate": False, "rope_scaling": None, "local_rope_theta": None, "kernel_size": 4,
+        "windows": 3,
+    },
+    "lfm3, no windows": {"windows": None, "attention_bias": True},
     "granitemoehybrid, biases, limits, no positions": {
         "rotary": False, "attention_bias": True, "mamba_bias": True, "convolution_bias": False,
         "time_step_limit": (0.3, 0.9), "tie_output": True, "mamba_heads": 3, "mamba_head_dim": 8,
@@ -172,7 +178,7 @@ CASES = {
         for name in FAMILIES
         for scaling in scalings_of(name)
         # transformers reads `truncate` in no configuration by layer type.
-        if scaling != "yarn in full" or name not in ("gemma3_text", "olmo3", "t5gemma2")
+        if scaling != "yarn in full" or name not in ("gemma3_text", "lfm3", "olmo3", "t5gemma2")
     },
     **{name: partial(small, name.partition(",")[0], **x) for name, x in OPTIONS.items()},
 }

@@ -83,7 +83,7 @@ ROTARY_BY_KIND = {
         BASE,
     ],
 }
-BY_KIND = ("gemma3_text", "gemma4_text", "olmo3")
+BY_KIND = ("gemma3_text", "gemma4_text", "lfm3", "olmo3")
 # Fields that classes have only by another name, in older files, or in another family.
 MORE = {
     "_attn_implementation": ["eager"],

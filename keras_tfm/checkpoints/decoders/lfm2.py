@@ -1,20 +1,28 @@
-"""Checkpoints of LFM2 and LFM2.5: tensor names, configuration and heads."""
+"""Checkpoints of LFM2, LFM2.5 and LFM3: tensor names, configuration and heads."""
+
+from functools import partial
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.decoders import llama
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     FULL,
+    SLIDING,
     architectures,
     check_heads,
     read_attends,
 )
-from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
+from keras_tfm.checkpoints.decoders.rope import (
+    read_rope,
+    read_rope_by_layer_type,
+    rope_fields,
+    rope_fields_by_layer_type,
+)
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 from keras_tfm.checkpoints.transforms import Transposed
-from keras_tfm.models.decoders.causal_decoder import each_flag
+from keras_tfm.models.decoders.causal_decoder import each_flag, each_window
 
 # Values of fields that are missing in `config.json`.
 _DEFAULTS: Arguments = {
@@ -22,33 +30,44 @@ _DEFAULTS: Arguments = {
     "intermediate_size": 12288, "num_key_value_heads": 8, "head_dim": None,
     "max_position_embeddings": 128000, "tie_word_embeddings": True,
 }  # fmt: skip
-_CONVOLUTION, _THETA = "conv", 1000000.0
+_LFM3_DEFAULTS: Arguments = {
+    "vocab_size": 128000, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "intermediate_size": 7680, "num_key_value_heads": 4, "head_dim": 128,
+    "max_position_embeddings": 128000, "tie_word_embeddings": True,
+}  # fmt: skip
+_CONVOLUTION, _THETA, _WINDOW = "conv", 1000000.0, 256
+_LFM3_ROPE = {
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": _THETA},
+    SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+}
 # Names of the first folders, which transformers prefers.
 _OLDER = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
 
 
-def _table(model: models.Model) -> tuple[Row, ...]:
+def _table(model: models.Model, is_third: bool) -> tuple[Row, ...]:
     layer, path = "layers.{i}", "decoder_{i}"
     given = model.arguments
-    width = given["dim"] // given["num_heads"]
-    groups = given["num_key_value_heads"] or given["num_heads"]
-    widths = (given["dim"], groups * width, groups * width)
+    heads, groups = given["num_heads"], given["num_key_value_heads"] or given["num_heads"]
+    width = given["head_dim"] or given["dim"] // heads
+    widths = (heads * width, groups * width, groups * width)
     attention, convolution = f"{layer}.self_attn", f"{layer}.conv"
+    norm, output = ("norm", "o_proj") if is_third else ("layernorm", "out_proj")
     norms = {
-        f"{path}/self_attention/query_norm": f"{attention}.q_layernorm",
-        f"{path}/self_attention/key_norm": f"{attention}.k_layernorm",
+        f"{path}/self_attention/query_norm": f"{attention}.q_{norm}",
+        f"{path}/self_attention/key_norm": f"{attention}.k_{norm}",
         f"{path}/self_attention_residual/norm": f"{layer}.operator_norm",
+        f"{path}/self_attention_residual/output_norm": f"{layer}.post_operator_norm",
         f"{path}/feed_forward_residual/norm": f"{layer}.ffn_norm",
+        f"{path}/feed_forward_residual/output_norm": f"{layer}.post_ffn_norm",
         "decoder_norm": "embedding_norm",
     }
     projections = (f"{attention}.{x}_proj" for x in "qkv")
     mixer, forward = f"{path}/short_convolution", f"{layer}.feed_forward"
     return (
         Row("embedding/embeddings", ("embed_tokens.weight",)),
-        *dense(f"{path}/self_attention/query_key_value", *projections, bias=False, widths=widths),
-        *dense(
-            f"{path}/self_attention/output_projection", f"{attention}.out_proj", bias=False
-        ),
+        *dense(f"{path}/self_attention/query_key_value", *projections, widths=widths),
+        *dense(f"{path}/self_attention/output_projection", f"{attention}.{output}"),
+        *dense(f"{path}/self_attention/gate", f"{attention}.g_proj", bias=False),
         *dense(f"{mixer}/input_projection", f"{convolution}.in_proj"),
         Row(f"{mixer}/kernel", (f"{convolution}.conv.weight",), Transposed((2, 1, 0))),
         Row(f"{mixer}/bias", (f"{convolution}.conv.bias",)),
@@ -82,6 +101,32 @@ def _attends(config: Config, num_layers: int) -> list[bool]:
     return [i in indices for i in range(num_layers)]
 
 
+def _layers(config: Config, num_layers: int) -> Arguments:
+    """Which blocks of LFM3 have attention, and their windows."""
+    known = (FULL, SLIDING, _CONVOLUTION)
+    kinds = config.fields.get("layer_types")
+    if kinds is None:  # convolutions, but for every second block from the third on
+        kinds = [
+            _CONVOLUTION if i % 2 or i == 0 else SLIDING if i % 4 == 0 else FULL
+            for i in range(num_layers)
+        ]
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != num_layers
+        or not all(kind in known for kind in kinds)
+    ):
+        config.refuse("layer_types", kinds, f"{num_layers} of {', '.join(known)}")
+    missing = "sliding_window" not in config.fields
+    window = _WINDOW if missing else config.integer("sliding_window", None)
+    if window is None and SLIDING in kinds:
+        config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
+    windows = [window if kind == SLIDING else None for kind in kinds]
+    return {
+        "attends": [kind != _CONVOLUTION for kind in kinds],
+        "windows": windows if SLIDING in kinds else None,
+    }
+
+
 def _arguments(config: Config, named: Named) -> Arguments:
     config.rename(_OLDER)
     arguments = llama.shared_arguments(config, named, _DEFAULTS)
@@ -101,33 +146,111 @@ def _arguments(config: Config, named: Named) -> Arguments:
     }
 
 
-def _fields(model: models.Model, architecture: str) -> Fields:
-    check_heads(model, "lfm2")
+def _lfm3_arguments(config: Config, named: Named) -> Arguments:
+    config.only(rope_scaling={})  # which would replace those of both kinds
+    config.rename({"rms_norm_eps": "norm_eps"})
+    if config.fields.get("rope_parameters") is None:
+        config = Config.of(config.file, {**config.fields, "rope_parameters": _LFM3_ROPE})
+    arguments = llama.shared_arguments(config, named, _LFM3_DEFAULTS)
+    base = ("rope_theta", _THETA)  # of both kinds, if a dictionary has none
+    return {
+        **arguments,
+        **_layers(config, arguments["num_layers"]),
+        "kernel_size": config.integer("conv_L_cache", 7, minimum=2),
+        "convolution_bias": config.flag("conv_bias", False),
+        "rms_norm_epsilon": config.number("norm_eps", 1e-5),
+        "post_norm": config.flag("use_sandwich_norm", True),
+        "attention_gate": config.flag("use_attention_gate", True),
+        **read_rope_by_layer_type(config, base, base),
+    }
+
+
+def _shared_fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
-    attends = each_flag("attends", given["attends"], given["num_layers"], interval=3)
     shared = llama.shared_fields(model, architecture)
-    for name in ("attention_bias", "attention_dropout", "head_dim", "rms_norm_eps"):
-        shared.pop(name, None)
+    del shared["rms_norm_eps"]
     return {
         "pad_token_id": None,
         **shared,
         "norm_eps": given["rms_norm_epsilon"],
-        **rope_fields(model),
-        "block_auto_adjust_ff_dim": False,
         "conv_L_cache": given["kernel_size"],
         "conv_bias": given["convolution_bias"],
+    }
+
+
+def _attending(model: models.Model) -> list[bool]:
+    given = model.arguments
+    return each_flag("attends", given["attends"], given["num_layers"], interval=3)
+
+
+def _fields(model: models.Model, architecture: str) -> Fields:
+    check_heads(model, "lfm2")
+    attends, shared = _attending(model), _shared_fields(model, architecture)
+    for name in ("attention_bias", "attention_dropout", "head_dim"):
+        del shared[name]
+    return {
+        **shared,
+        **rope_fields(model),
+        "block_auto_adjust_ff_dim": False,
         "layer_types": [FULL if x else _CONVOLUTION for x in attends],
         "full_attn_idxs": [i for i, x in enumerate(attends) if x],
     }
 
 
+def _lfm3_fields(model: models.Model, architecture: str) -> Fields:
+    given = model.arguments
+    attends, windows = _attending(model), each_window(given["windows"], given["num_layers"])
+    used = {x for x, attending in zip(windows, attends, strict=True) if attending} - {None}
+    if len(used) > 1:
+        raise ValueError(
+            f"{model.name}: the windows of the blocks with attention must be equal to be saved as "
+            f"lfm3, got {windows}"
+        )
+    kinds = [FULL if window is None else SLIDING for window in windows]
+    rope = rope_fields_by_layer_type(model, bool(used), "lfm3")
+    return {
+        **_shared_fields(model, architecture),
+        "rope_parameters": rope["rope_parameters"],
+        "sliding_window": max(used, default=_WINDOW),
+        "layer_types": [
+            kind if attending else _CONVOLUTION
+            for kind, attending in zip(kinds, attends, strict=True)
+        ],
+        "use_sandwich_norm": given["post_norm"],
+        "use_attention_gate": given["attention_gate"],
+    }
+
+
+def _is_third(model: models.Model) -> bool:
+    """Whether a model has an option that LFM2 does not have."""
+    given = model.arguments
+    flags = (
+        "windows", "post_norm", "attention_gate", "local_rope_theta", "attention_bias",
+        "attention_dropout",
+    )  # fmt: skip
+    head_dim = given["dim"] / given["num_heads"]
+    return any(given[x] for x in flags) or given["head_dim"] not in (None, head_dim)
+
+
+LFM3 = Family(
+    model_type="lfm3",
+    builder=models.lfm2,
+    table=partial(_table, is_third=True),
+    arguments=_lfm3_arguments,
+    fields=_lfm3_fields,
+    architectures=architectures(None, "Lfm3ForCausalLM", "Lfm3Model"),
+    is_of=_is_third,
+    names=llama.NAMES,
+    base="Lfm3Model",
+)
 LFM2 = Family(
     model_type="lfm2",
     builder=models.lfm2,
-    table=_table,
+    table=partial(_table, is_third=False),
     arguments=_arguments,
     fields=_fields,
     architectures=architectures(None, "Lfm2ForCausalLM", "Lfm2Model"),
+    is_of=lambda model: not _is_third(model),
     names=llama.NAMES,
     base="Lfm2Model",
 )

@@ -1,18 +1,26 @@
-"""LFM2 and LFM2.5 (arXiv:2511.23404)."""
+"""LFM2 and LFM2.5 (arXiv:2511.23404), and LFM3."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from keras_tfm.layers import Residual, RotaryEmbedding, ShortConvolution, TransformerDecoderBlock
+from keras_tfm.arguments import check_positive
+from keras_tfm.layers import (
+    ProportionalScaling,
+    Residual,
+    RotaryEmbedding,
+    ShortConvolution,
+    TransformerDecoderBlock,
+)
 from keras_tfm.layers.types import Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, each_flag, initializer
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
+_ATTENTION = ("query", "key", "value", "output")
 _ATTENDS = [i in (2, 5, 8, 10, 12, 14) for i in range(16)]
 # From the configurations in ExecuTorch, examples/models/lfm2/config: those of LFM2.5 are the same.
-# `max_length` is the default of transformers.
-# lfm2(65536, **SIZES["350m"]).
+# `max_length` is the default of transformers. LFM3: the defaults of its configuration there.
+# lfm2(65536, **SIZES["350m"]), lfm2(128000, **SIZES["lfm3-1.7b"]).
 SIZES: dict[str, Arguments] = {
     "350m": {
         "dim": 1024, "num_layers": 16, "num_heads": 16, "num_key_value_heads": 8,
@@ -26,6 +34,13 @@ SIZES: dict[str, Arguments] = {
         "dim": 2048, "num_layers": 16, "num_heads": 32, "num_key_value_heads": 8,
         "intermediate_dim": 8192, "attends": _ATTENDS, "max_length": 128000,
     },
+    "lfm3-1.7b": {
+        "dim": 2048, "num_layers": 24, "num_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
+        "intermediate_dim": 7680, "attends": [i % 2 == 0 and i > 0 for i in range(24)],
+        "windows": [256 if i % 4 == 0 and i > 0 else None for i in range(24)], "kernel_size": 7,
+        "post_norm": True, "attention_gate": True, "rope_scaling": ProportionalScaling(part=0.5),
+        "local_rope_theta": 10000.0, "max_length": 128000,
+    },
 }  # fmt: skip
 
 
@@ -37,28 +52,44 @@ def lfm2(
     num_heads: int = 32,
     intermediate_dim: int = 8192,
     num_key_value_heads: int | None = None,
+    head_dim: int | None = None,
     attends: Sequence[bool] | None = None,
+    windows: int | Sequence[int | None] | None = None,
     kernel_size: int = 3,
     convolution_bias: bool = False,
     rms_norm_epsilon: float = 1e-5,
+    post_norm: bool = False,
+    attention_gate: bool = False,
     rope_theta: float = 1000000.0,
     rope_scaling: Any = None,
+    local_rope_theta: float | None = None,
+    attention_bias: bool = False,
+    attention_dropout: float = 0.0,
     tie_output: bool = True,
     max_length: int = 128000,
     pad_id: int | None = None,
     name: str = "lfm2",
     dtype: DType = None,
 ) -> Model:
-    """LFM2, a decoder-only language model: from token ids to logits of the next token.
+    """LFM2 and 3, a decoder-only language model: from token ids to logits of the next token.
 
     Llama's blocks with normalised queries and keys, of which most have a gated short convolution in
-    place of attention, see `layers.ShortConvolution`: its state does not grow with the tokens.
+    place of attention, see `layers.ShortConvolution`: its state does not grow with the tokens. LFM3
+    also normalises the output of each sublayer, multiplies each head's result by a gate, and has
+    windows in half of the blocks with attention.
 
     Args:
         attends: list of bool, whether each block has attention; the others have a convolution.
             Default: every third has attention.
+        windows: as in `llama`, of the blocks with attention: entries of the others are not used.
         kernel_size: int, number of tokens that a convolution reads.
         convolution_bias: bool, whether the convolutions and their projections add a bias.
+        post_norm: bool, whether the output of each sublayer is normalised too (LFM3).
+        attention_gate: bool, whether each head's result is multiplied by a sigmoid of the
+            attention's input, `gate="head"` (LFM3).
+        local_rope_theta: float, `rope_theta` of the blocks with a window, which are not scaled
+            (LFM3). Default: `rope_theta` and `rope_scaling` apply to all blocks.
+        attention_bias: bool, whether the attention's projections add a bias, but for the gate's.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V).
@@ -74,19 +105,31 @@ def lfm2(
     >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
     (1, 6)
     """
+    check_positive("local_rope_theta", local_rope_theta, optional=True)
     parts = RotaryDecoder(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
         intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
-        activation="silu", rms_norm_epsilon=rms_norm_epsilon, attention_bias=False,
-        attention_dropout=0.0, tie_output=tie_output, pad_id=pad_id, name=name, dtype=dtype,
+        head_dim=head_dim, activation="silu", rms_norm_epsilon=rms_norm_epsilon, windows=windows,
+        attention_bias=_ATTENTION if attention_bias else False, attention_dropout=attention_dropout,
+        tie_output=tie_output, pad_id=pad_id, name=name, dtype=dtype,
     )  # fmt: skip
     attending = each_flag("attends", attends, num_layers, interval=3)
 
     def block(i: int, window: int | None) -> TransformerDecoderBlock:
-        residual = Residual(input_norm=parts.norm("norm"), dtype=dtype)
+        residual = Residual(
+            input_norm=parts.norm("norm"),
+            output_norm=parts.norm("output_norm") if post_norm else None,
+            dtype=dtype,
+        )
         if attending[i]:
-            position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
-            return parts.block(f"decoder_{i}", window, position, residual, **parts.head_norms())
+            theta, scaling = rope_theta, rope_scaling
+            if window is not None and local_rope_theta is not None:
+                theta, scaling = local_rope_theta, None
+            position = RotaryEmbedding(theta, scaling=scaling, dtype=dtype)
+            options: Arguments = parts.head_norms()
+            if attention_gate:
+                options["gate"] = "head"
+            return parts.block(f"decoder_{i}", window, position, residual, **options)
         mixer = ShortConvolution(
             kernel_size, convolution_bias, kernel_initializer=initializer(), dtype=dtype,
             name="short_convolution",
