@@ -18,6 +18,7 @@ from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
 
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping  # noqa: E402
 
 # The class with most heads; the others are slow.
 FAST = {f"{name}, {architecture_of(name)}" for name in TYPES}
@@ -53,6 +54,39 @@ def test_both_ways(case, tmp_path):
     assert found.keys() == expected.keys()
     for name, x in found.items():
         np.testing.assert_allclose(x, expected[name], rtol=0, atol=1e-5 * max(1, np.abs(x).max()))
+
+
+RENAMED = [x for x in FAMILIES if get_checkpoint_conversion_mapping(x)]
+
+
+@pytest.mark.parametrize("model_type", RENAMED)
+def test_names_that_transformers_changes_in_files(model_type, tmp_path):
+    """A folder of a model that transformers made: one that it has read keeps the names it had."""
+    from read_by_transformers import TOLERANCE, answer, class_of, error_of, read
+
+    save(f"{model_type}, {architecture_of(model_type)}", tmp_path)
+    theirs = read(tmp_path)
+    made = class_of(tmp_path)(theirs.config)
+    made.load_state_dict(theirs.state_dict())
+    made.save_pretrained(tmp_path)
+    assert error_of(tmp_path, answer(tmp_path)) <= TOLERANCE
+    model = load_huggingface(tmp_path)
+    expected = answer(tmp_path)
+    for name, x in outputs_of(model, inputs_of(model)).items():
+        np.testing.assert_allclose(x, expected[name], rtol=0, atol=3e-5 * np.abs(x).max())
+
+
+def test_tensors_with_the_names_that_classes_of_transformers_have(tmp_path):
+    """Gates of LFM3, which files have by another name."""
+    from safetensors.numpy import load_file, save_file
+
+    model, file = save("lfm3, Lfm3ForCausalLM", tmp_path), tmp_path / "model.safetensors"
+    tensors = {x.replace(".gate_proj.", ".g_proj."): y for x, y in load_file(file).items()}
+    assert any(".g_proj." in x for x in tensors)
+    save_file(tensors, file)
+    inputs = inputs_of(model)
+    for name, x in outputs_of(load_huggingface(tmp_path), inputs).items():
+        np.testing.assert_array_equal(x, outputs_of(model, inputs)[name])
 
 
 DECODERS = [f"{x}, {architecture_of(x)}" for x in TYPES if TYPES[x].kind == "decoder"]

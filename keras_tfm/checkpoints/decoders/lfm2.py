@@ -1,5 +1,6 @@
 """Checkpoints of LFM2, LFM2.5 and LFM3: tensor names, configuration and heads."""
 
+from dataclasses import replace
 from functools import partial
 
 from keras_tfm import models
@@ -36,6 +37,7 @@ _LFM3_DEFAULTS: Arguments = {
     "max_position_embeddings": 128000, "tie_word_embeddings": True,
 }  # fmt: skip
 _CONVOLUTION, _THETA, _WINDOW = "conv", 1000000.0, 256
+_LFM3_IDS = {"bos_token_id": 124894, "eos_token_id": 124900}
 _LFM3_ROPE = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": _THETA},
     SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
@@ -67,7 +69,7 @@ def _table(model: models.Model, is_third: bool) -> tuple[Row, ...]:
         Row("embedding/embeddings", ("embed_tokens.weight",)),
         *dense(f"{path}/self_attention/query_key_value", *projections, widths=widths),
         *dense(f"{path}/self_attention/output_projection", f"{attention}.{output}"),
-        *dense(f"{path}/self_attention/gate", f"{attention}.g_proj", bias=False),
+        *dense(f"{path}/self_attention/gate", f"{attention}.gate_proj", bias=False),
         *dense(f"{mixer}/input_projection", f"{convolution}.in_proj"),
         Row(f"{mixer}/kernel", (f"{convolution}.conv.weight",), Transposed((2, 1, 0))),
         Row(f"{mixer}/bias", (f"{convolution}.conv.bias",)),
@@ -209,6 +211,7 @@ def _lfm3_fields(model: models.Model, architecture: str) -> Fields:
     kinds = [FULL if window is None else SLIDING for window in windows]
     rope = rope_fields_by_layer_type(model, bool(used), "lfm3")
     return {
+        **{name: None for name, x in _LFM3_IDS.items() if x >= given["vocabulary_size"]},
         **_shared_fields(model, architecture),
         "rope_parameters": rope["rope_parameters"],
         "sliding_window": max(used, default=_WINDOW),
@@ -240,7 +243,8 @@ LFM3 = Family(
     fields=_lfm3_fields,
     architectures=architectures(None, "Lfm3ForCausalLM", "Lfm3Model"),
     is_of=_is_third,
-    names=llama.NAMES,
+    # As in the class of transformers, which renames it when it reads and writes a folder.
+    names=replace(llama.NAMES, renamed={r"\.g_proj\.": ".gate_proj."}),
     base="Lfm3Model",
 )
 LFM2 = Family(

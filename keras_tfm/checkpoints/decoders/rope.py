@@ -329,6 +329,7 @@ def _rope(model: models.Model, theta: float, scaling: Any) -> Fields:
                 key: x
                 for key, x in values.items()
                 if (key, x) not in (("attention_factor", None), ("truncate", True))
+                and (kind, key, x) != ("proportional", "factor", 1.0)
             }
             return {"rope_theta": theta, "rope_type": kind, **values}
     raise ValueError(
