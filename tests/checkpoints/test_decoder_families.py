@@ -59,6 +59,10 @@ NEO = {"attention_bias": ["output"], "scale_scores": False, "windows": [None, 3]
         (lambda: gpt(normalize_first=False, windows=3), "must be 4 times|windows must be None"),
         (lambda: llama(windows=[None, 3]), "all windows must be equal to be saved as mistral"),
         (lambda: llama(windows=3, feed_forward_bias=True), "feed_forward_bias must be False to be"),
+        (
+            lambda: models.lfm2(11, **SMALL, attends=[True, True], windows=[2, 3]),
+            r"windows of the blocks with attention must be equal .* as lfm3, got \[2, 3\]",
+        ),
         (lambda: llama(num_heads=3, head_dim=4), "num_heads must divide dim .* as llama"),
     ],
 )

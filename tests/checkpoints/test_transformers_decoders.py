@@ -218,6 +218,11 @@ LFM2 = {
     "block_ffn_dim_multiplier": 1.3, "full_attn_idxs": [1], "tie_word_embeddings": False,
     "rope_parameters": {"rope_type": "default", "rope_theta": 99.0},
 }  # fmt: skip
+LFM3 = {
+    "vocab_size": 31, "hidden_size": 10, "num_hidden_layers": 5, "num_attention_heads": 3,
+    "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 13, "sliding_window": 2,
+    "conv_bias": True, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": [2, 3],
+}  # fmt: skip
 QWEN3_5 = {
     "vocab_size": 31, "hidden_size": 12, "intermediate_size": 13, "num_hidden_layers": 4,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "linear_num_key_heads": 2,
@@ -276,6 +281,12 @@ GRANITE4 = {
                 "tie_embedding": False,
             },
             id="lfm2",
+        ),
+        pytest.param(
+            "Lfm3ForCausalLM",
+            LFM3,
+            {**OLDER, "conv_L_cache": None, "norm_eps": None, "rms_norm_eps": 1e-5},
+            id="lfm3",
         ),
         pytest.param(
             "GraniteMoeHybridForCausalLM",
@@ -337,6 +348,14 @@ HYBRID = ("GraniteMoeHybridForCausalLM", GRANITE4)
         (LLAMA, {"model_type": "qwen3_5_moe_text"}, "model_type must be one of"),
         (("Lfm2ForCausalLM", LFM2), {"layer_types": ["conv"]}, "layer_types must be 3 of full_"),
         (("Lfm2ForCausalLM", LFM2), {"layer_types": None, "full_attn_idxs": "x"}, "full_attn_idx"),
+        (
+            ("Lfm3ForCausalLM", LFM3),
+            {"layer_types": ["mamba"] * 5},
+            "layer_types must be 5 of full",
+        ),
+        (("Lfm3ForCausalLM", LFM3), {"layer_types": [SLIDING]}, "layer_types must be 5 of full_at"),
+        (("Lfm3ForCausalLM", LFM3), {"sliding_window": "x"}, "sliding_window must be an integer"),
+        (("Lfm3ForCausalLM", LFM3), {"rope_scaling": {"factor": 2.0}}, "rope_scaling must be {}"),
         (("Qwen3_5ForCausalLM", QWEN3_5), {"layer_types": [SLIDING] * 4}, "layer_types must be 4"),
         (HYBRID, {"num_local_experts": 8}, "num_local_experts must be 0: sparse experts are not"),
         (HYBRID, {"num_local_experts": None}, "num_local_experts must be 0: sparse experts are no"),

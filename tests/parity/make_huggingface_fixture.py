@@ -333,6 +333,8 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
                 num_hidden_layers=16, full_attn_idxs=[2, 5, 8, 10, 12, 14],
             )  # fmt: skip
             counts["lfm2"][size] = counted(transformers.Lfm2ForCausalLM(config), 65536)
+        lfm3 = transformers.Lfm3ForCausalLM(transformers.Lfm3Config())
+        counts["lfm2"]["lfm3-1.7b"] = counted(lfm3, 128000)
         for size, (layers, dim, heads, groups, inner, values) in qwen3_5.items():
             config = transformers.Qwen3_5TextConfig(
                 hidden_size=dim, num_hidden_layers=layers, num_attention_heads=heads,
