@@ -103,7 +103,7 @@ def _attends(config: Config, num_layers: int) -> list[bool]:
     return [i in indices for i in range(num_layers)]
 
 
-def _layers(config: Config, num_layers: int) -> Arguments:
+def _blocks(config: Config, num_layers: int) -> Arguments:
     """Which blocks of LFM3 have attention, and their windows."""
     known = (FULL, SLIDING, _CONVOLUTION)
     kinds = config.fields.get("layer_types")
@@ -157,7 +157,7 @@ def _lfm3_arguments(config: Config, named: Named) -> Arguments:
     base = ("rope_theta", _THETA)  # of both kinds, if a dictionary has none
     return {
         **arguments,
-        **_layers(config, arguments["num_layers"]),
+        **_blocks(config, arguments["num_layers"]),
         "kernel_size": config.integer("conv_L_cache", 7, minimum=2),
         "convolution_bias": config.flag("conv_bias", False),
         "rms_norm_epsilon": config.number("norm_eps", 1e-5),
@@ -180,14 +180,14 @@ def _shared_fields(model: models.Model, architecture: str) -> Fields:
     }
 
 
-def _attending(model: models.Model) -> list[bool]:
+def _attends_of(model: models.Model) -> list[bool]:
     given = model.arguments
     return each_flag("attends", given["attends"], given["num_layers"], interval=3)
 
 
 def _fields(model: models.Model, architecture: str) -> Fields:
     check_heads(model, "lfm2")
-    attends, shared = _attending(model), _shared_fields(model, architecture)
+    attends, shared = _attends_of(model), _shared_fields(model, architecture)
     for name in ("attention_bias", "attention_dropout", "head_dim"):
         del shared[name]
     return {
@@ -201,14 +201,14 @@ def _fields(model: models.Model, architecture: str) -> Fields:
 
 def _lfm3_fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
-    attends, windows = _attending(model), each_window(given["windows"], given["num_layers"])
-    used = {x for x, attending in zip(windows, attends, strict=True) if attending} - {None}
+    windows = each_window(given["windows"], given["num_layers"])
+    blocks = list(zip(_attends_of(model), windows, strict=True))
+    used = {window for attends, window in blocks if attends and window is not None}
     if len(used) > 1:
         raise ValueError(
             f"{model.name}: the windows of the blocks with attention must be equal to be saved as "
             f"lfm3, got {windows}"
         )
-    kinds = [FULL if window is None else SLIDING for window in windows]
     rope = rope_fields_by_layer_type(model, bool(used), "lfm3")
     return {
         **{name: None for name, x in _LFM3_IDS.items() if x >= given["vocabulary_size"]},
@@ -216,8 +216,8 @@ def _lfm3_fields(model: models.Model, architecture: str) -> Fields:
         "rope_parameters": rope["rope_parameters"],
         "sliding_window": max(used, default=_WINDOW),
         "layer_types": [
-            kind if attending else _CONVOLUTION
-            for kind, attending in zip(kinds, attends, strict=True)
+            _CONVOLUTION if not attends else FULL if window is None else SLIDING
+            for attends, window in blocks
         ],
         "use_sandwich_norm": given["post_norm"],
         "use_attention_gate": given["attention_gate"],

@@ -256,7 +256,7 @@ class MultiHeadAttention(RematerializedLayer):
 
         return attend_in_blocks(attend, cuts, query, key, value, attention_bias)
 
-    def _gated(self, y: Tensor, gate: Tensor | None) -> Tensor:
+    def _apply_gate(self, y: Tensor, gate: Tensor | None) -> Tensor:
         """The heads' results (..., H, T, V), gated and side by side: (..., T, H V).
 
         `gate` is (..., T, H) or (..., T, H V), before the sigmoid. None: no gate.

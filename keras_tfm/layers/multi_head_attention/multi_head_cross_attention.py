@@ -131,7 +131,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
             k, v = project() if entry is None else (key_of(entry), value_of(entry))
             pairs = self._check_pairs(attention_mask, attention_bias, x, k.shape[-2])
             y = self._attend(q, k, v, mask, *pairs, where, training)
-        y = self._gated(y, self.gate_projection(x) if self.gate else None)
+        y = self._apply_gate(y, self.gate_projection(x) if self.gate else None)
         return self.output_projection(y)
 
     def _step(

@@ -277,7 +277,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         if self.gate == GATED_QUERY:
             y = merge_heads(y * ops.sigmoid(gate))
         else:
-            y = self._gated(y, self.gate_projection(x) if self.gate else None)
+            y = self._apply_gate(y, self.gate_projection(x) if self.gate else None)
         y = self.output_projection(y)
         return (y, keys, values) if self.key_value == "returned" else y
 
@@ -312,7 +312,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         if self.gate:
             gate = self.gate_projection(x) if gate is None else merge_heads(gate)
             gate = scope.late(self.name, gate, scope.place.delay - place.delay)
-        return self._gated(y, gate)
+        return self._apply_gate(y, gate)
 
     def _check_memory(self, x: Tensor, memory: Tensor | None) -> None:
         if self.merged != (memory is not None):
