@@ -50,7 +50,7 @@ def _table(model: models.Model, is_third: bool) -> tuple[Row, ...]:
     layer, path = "layers.{i}", "decoder_{i}"
     given = model.arguments
     heads, groups = given["num_heads"], given["num_key_value_heads"] or given["num_heads"]
-    width = given["head_dim"] or given["dim"] // heads
+    width = given.get("head_dim") or given["dim"] // heads
     widths = (heads * width, groups * width, groups * width)
     attention, convolution = f"{layer}.self_attn", f"{layer}.conv"
     norm, output = ("norm", "o_proj") if is_third else ("layernorm", "out_proj")
@@ -232,7 +232,8 @@ def _is_third(model: models.Model) -> bool:
         "attention_dropout",
     )  # fmt: skip
     head_dim = given["dim"] / given["num_heads"]
-    return any(given[x] for x in flags) or given["head_dim"] not in (None, head_dim)
+    # Models saved before these were arguments are LFM2's.
+    return any(given.get(x) for x in flags) or given.get("head_dim") not in (None, head_dim)
 
 
 LFM3 = Family(
