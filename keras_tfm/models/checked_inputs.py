@@ -42,7 +42,7 @@ def known_inputs(model: keras.Model, inputs: Any) -> Any:
     return _take_known(model, model.input, inputs, "")
 
 
-def check_class_weight(model: keras.Model, x: Any = None) -> None:
+def check_class_weight(model: keras.Model, x: Any = None, y: Any = None) -> None:
     """Raises if Keras would misread `class_weight`, which it turns into weights of rows.
 
     Keras 3.15 takes integers (B, T) for one-hot rows: it would silently weigh each row by the
@@ -50,16 +50,23 @@ def check_class_weight(model: keras.Model, x: Any = None) -> None:
 
     Args:
         model: a model of `fit(class_weight=)`.
-        x: the data of `fit`.
+        x, y: the data of `fit`.
 
     Raises:
-        ValueError: the model has an output for each token or pixel.
+        ValueError: the model has an output for each token or pixel, and labels for them.
     """
     shape = tuple(model.outputs[0].shape) if len(getattr(model, "outputs", ())) == 1 else ()
     if len(shape) < 3:
         return
     spec = getattr(x, "element_spec", None)  # of `tf.data`
-    if isinstance(spec, tuple) and len(getattr(spec[1], "shape", ())) == len(shape):
+    is_dataset = isinstance(spec, tuple) and len(spec) > 1
+    labels = getattr(spec[1] if is_dataset else y, "shape", None)
+    if labels is None:  # of a `PyDataset`, for instance
+        is_right = shape[1:-1] == (1,)
+    else:
+        is_right = len(labels) == 1 or tuple(labels[1:]) == (1,)
+        is_right |= is_dataset and len(labels) == len(shape)
+    if is_right:
         return
     raise ValueError(
         f"class_weight needs a model with one output for each row, got outputs {shape}: give the "

@@ -201,7 +201,7 @@ class Model(Base):
     def fit(self, x: Any = None, *args: Any, class_weight: Any = None, **kwargs: Any) -> Any:
         """`keras.Model.fit`; refuses `class_weight` that Keras would misread."""
         if class_weight is not None:
-            check_class_weight(self, x)
+            check_class_weight(self, x, args[0] if args else kwargs.get("y"))
             kwargs["class_weight"] = class_weight
         return super().fit(x, *args, **kwargs)
 
@@ -215,7 +215,7 @@ class Model(Base):
     ) -> Any:
         """`keras.Model.train_on_batch`; refuses `class_weight` that Keras would misread."""
         if class_weight is not None:
-            check_class_weight(self)
+            check_class_weight(self, x, y)
         return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
 
     def quantize(self, *args: object, **kwargs: object) -> None:

@@ -308,6 +308,9 @@ def test_mbart_of_pieces(name, tmp_path):
     for text in [*TEXTS, "a <mask> cat"]:
         if text not in NORMALIZED:
             assert ours.encode(text).ids == theirs(text)["input_ids"], text
+    translation = [theirs.eos_token_id, *theirs("The cat sat on the mat.")["input_ids"]]
+    assert ours.decode(translation) == "The cat sat on the mat."  # without the language
+    assert ours.encode("catfr_XX").ids == theirs("catfr_XX")["input_ids"]
     first = checkpoints.load_tokenizer(tmp_path, language="fr_XX").encode("cat").tokens
     assert "fr_XX" in first
 

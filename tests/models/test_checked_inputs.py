@@ -204,6 +204,17 @@ def test_class_weights_of_datasets(tagger):
     assert not np.allclose(found[0], start[0], atol=1e-4)
 
 
+@pytest.mark.parametrize("labels", [np.array([1, 0]), np.array([[1], [0]])], ids=["(B,)", "(B, 1)"])
+def test_class_weights_of_rows_with_many_outputs(tagger, labels):
+    """A label for each row, and a loss that reads all of its outputs."""
+    model = keras_tfm.Model(tagger.input, tagger.output)
+    model.compile("sgd", lambda y, x: keras.ops.sum(x, axis=(1, 2)), run_eagerly=True)
+    before = model.get_weights()
+    model.fit(IDS, labels, class_weight={0: 0.0, 1: 0.0}, verbose=0)
+    model.train_on_batch(IDS, labels, class_weight={0: 0.0, 1: 0.0})
+    assert_close(model.get_weights()[0], before[0], 0.0)
+
+
 def test_class_weights_of_rows(classifier):
     before = classifier.get_weights()
     classifier.fit(INPUTS, np.array([0, 1]), class_weight={0: 0.0, 1: 0.0}, verbose=0)

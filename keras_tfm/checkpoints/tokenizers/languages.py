@@ -65,7 +65,10 @@ def m2m_100(settings: TokenizerSettings, file: Path, vocabulary: Path) -> Tokeni
 
 def mbart(settings: TokenizerSettings, file: Path) -> Tokenizer:
     """The tokenizer of mBART and mBART-50: that of XLM-R, with languages before the mask."""
-    return xlm_roberta(settings, file, _languages(settings, (), "en_XX"))
+    languages = _languages(settings, (), "en_XX")
+    tokenizer = xlm_roberta(settings, file, languages)
+    tokenizer.add_special_tokens(languages)
+    return tokenizer
 
 
 def _languages(settings: TokenizerSettings, others: Container[str], example: str) -> list[str]:

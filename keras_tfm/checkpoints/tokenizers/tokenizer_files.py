@@ -60,8 +60,9 @@ def load_tokenizer(
         Marian: where `transformers` has one unknown token for a piece of `source.spm` that
         `vocab.json` lacks, or for several characters in a row that `source.spm` lacks, this
         tokenizer has the ids of smaller pieces or of the characters, if `vocab.json` has them.
-        DeBERTa and mBART: characters and spaces are normalized by the SentencePiece model, as in
-        their training, where `transformers` 5 has rules of its own (½, full-width letters).
+        DeBERTa, mBART and PEGASUS: characters and spaces are normalized by the SentencePiece model,
+        as in their training, where `transformers` 5 has rules of its own (½, full-width letters,
+        spaces at the end of a text).
 
     Raises:
         FileNotFoundError: the folder does not exist, or has none of these files.
