@@ -294,3 +294,22 @@ def test_the_reference_has_the_command_line_as_it_is():
     pytest.importorskip("typer")
     command_line = script("command_line")
     assert command_line.PAGE.read_text() == command_line.page(), "run python docs/command_line.py"
+
+
+def test_commands_in_texts_have_options_of_the_command_line():
+    typer = pytest.importorskip("typer")
+    from keras_tfm.cli import app
+
+    commands = typer.main.get_command(app).commands
+    known = {name: {x for p in one.params for x in p.opts} for name, one in commands.items()}
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("examples/**/*.md")]
+    wrong, count = [], 0
+    for page in pages:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for name, rest in re.findall(r"keras-tfm +([a-z]+)\b([^\n`|#>]*)", text):
+            for option in re.findall(r"(?<!\S)--[a-z-]+", rest) if name in known else ():
+                count += 1
+                if option not in known[name]:
+                    wrong.append(f"{page.name}: keras-tfm {name} {option}")
+    assert not wrong
+    assert count > 20

@@ -422,7 +422,8 @@ def save_huggingface(
 
     For a model of images or audio also `preprocessor_config.json`, of SmolVLM and Idefics3
     `processor_config.json`: the number of tokens of an image, and for a model with the labels of
-    `ctc_classifier` a `Wav2Vec2CTCTokenizer`: `vocab.json` and `tokenizer_config.json`.
+    `ctc_classifier`, of which one is a space, a `Wav2Vec2CTCTokenizer`: `vocab.json` and
+    `tokenizer_config.json`.
 
     The files are first written to a temporary folder `.keras_tfm-*` in `folder`, loaded and
     compared with the model. If the process is killed, the next save to `folder` removes it.

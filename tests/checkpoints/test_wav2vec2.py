@@ -210,6 +210,14 @@ def test_labels_of_the_files_of_a_tokenizer(files, labels, tmp_path):
     assert model.head.arguments["labels"] == labels
 
 
+def test_labels_without_a_space_are_those_of_config(tmp_path):
+    labels = ["one", "", "two"]
+    checkpoints.save_huggingface(models.ctc_classifier(small(), 3, labels=labels), tmp_path)
+    assert not (tmp_path / "vocab.json").exists()  # transformers would write "onetwo"
+    head = checkpoints.load_huggingface(tmp_path).head
+    assert (head.arguments["labels"], head.arguments["blank_id"]) == (labels, 1)
+
+
 def test_several_vocabularies_and_equal_labels_are_refused(tmp_path):
     model = models.ctc_classifier(small(), 4, labels=["", " ", "a", "a"])
     with pytest.raises(ValueError, match="labels must differ to be saved"):

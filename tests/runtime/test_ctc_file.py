@@ -77,7 +77,7 @@ def test_best_path_by_hand():
     assert best_path(scores, ["", " ", "a", "b"]) == "abb"
     assert best_path(scores, ["", "on", "off", "go"]) == "on off go go on"
     assert best_path(scores, ["on", "", "off", "go"]) == "on off go on go on"
-    for labels in (["", "a", "b"], ["", "a", "b", ""], ["c", "a", "b", "d"]):
+    for labels in (["", "a", "b"], ["", "a", "b", ""], ["c", "a", "b", "d"], None):
         with pytest.raises(ValueError, match=r"expected scores \(T, V\) and V labels, of which"):
             best_path(scores, labels)
 

@@ -189,15 +189,20 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     arguments = model.head.arguments
     if model.head.kind == "ctc_classifier":
         rate = dropout if arguments["dropout"] is None else arguments["dropout"]
+        names = arguments["labels"]
         return {
             **fields,
+            **({} if names is None or " " in names else _class_names(names)),
             "vocab_size": arguments["num_classes"],
             "pad_token_id": arguments["blank_id"],
             "final_dropout": rate,
         }
     labels = arguments["labels"] or [f"LABEL_{i}" for i in range(arguments["num_classes"])]
+    return {**fields, **_class_names(labels)}
+
+
+def _class_names(labels: Sequence[str]) -> Fields:
     return {
-        **fields,
         "id2label": {str(i): label for i, label in enumerate(labels)},
         "label2id": {label: i for i, label in enumerate(labels)},
     }
@@ -250,10 +255,13 @@ def read_labels(config: Config, size: int) -> list[str] | None:
 
 
 def _save_labels(model: models.Model) -> dict[str, Fields]:
-    """The files of a `Wav2Vec2CTCTokenizer`, of a recogniser with labels."""
+    """The files of a `Wav2Vec2CTCTokenizer`, of a recogniser with labels.
+
+    Without a space there is no such tokenizer with the same text: `config.json` has the labels.
+    """
     head = model.head
     labels = head.arguments.get("labels") if head and head.kind == "ctc_classifier" else None
-    if labels is None:
+    if labels is None or " " not in labels:
         return {}
     tokens = [{"": "<pad>", " ": "|"}.get(x, x) for x in labels]
     if len(set(tokens)) < len(tokens):
@@ -269,7 +277,9 @@ def _save_labels(model: models.Model) -> dict[str, Fields]:
 
 def _recogniser(model: models.Model, config: Config) -> models.Model:
     size = config.integer("vocab_size", 32)
-    labels = read_labels(config, size)
+    labels, names = read_labels(config, size), config.labels
+    if labels is None and names is not None and len(names) == size and names.count("") == 1:
+        labels = names
     return models.ctc_classifier(
         model,
         size,

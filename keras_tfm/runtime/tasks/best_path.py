@@ -11,7 +11,7 @@ from keras_tfm.runtime.manifest.manifest import Predict
 BLANK = ""
 
 
-def best_path(scores: npt.ArrayLike, labels: Sequence[str]) -> str:
+def best_path(scores: npt.ArrayLike, labels: Sequence[str] | None) -> str:
     """The text of the best path (Graves et al. 2006, section 3.2) of a model with CTC.
 
     The most probable class of each position, of which repetitions are one, and the blank none.
@@ -22,7 +22,7 @@ def best_path(scores: npt.ArrayLike, labels: Sequence[str]) -> str:
         scores: (T, V), logits or probabilities, such as a row of what a model with the head
             `models.ctc_classifier` returns.
         labels: list of V str, of which one, the blank, is "". Of a loaded checkpoint:
-            `model.head.arguments["labels"]`.
+            `model.head.arguments["labels"]`, which is None where its folder has none.
 
     Raises:
         ValueError: the labels have no blank or several, or are not V; scores of another rank.
@@ -31,7 +31,7 @@ def best_path(scores: npt.ArrayLike, labels: Sequence[str]) -> str:
     >>> best_path([[0, 1, 0], [0, 1, 0], [1, 0, 0], [0, 0, 1]], ["", "a", "b"])
     'a b'
     """
-    array, labels = np.asarray(scores), list(labels)
+    array, labels = np.asarray(scores), [] if labels is None else list(labels)
     if labels.count(BLANK) != 1 or array.ndim != 2 or array.shape[1] != len(labels):
         raise ValueError(
             "expected scores (T, V) and V labels, of which one is the blank, '', got scores "

@@ -33,7 +33,8 @@ async function stream({ text, note }) {
   const temperature = Number(element("temperature").value);
   const options = { ...(await loaded("stream")).sampling, temperature };
   const choose = sampler(seed === undefined ? options : { ...options, seed });
-  const maxTokens = Number(element("longest").value);
+  const longest = Math.ceil(Number(element("longest").value));
+  const maxTokens = longest > 0 ? longest : undefined; // the box may be empty
   stopped = false;
   for await (const piece of session.stream({ choose, maxTokens })) {
     text.textContent += piece;
