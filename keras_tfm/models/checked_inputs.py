@@ -58,7 +58,7 @@ def check_class_weight(model: keras.Model, x: Any = None, y: Any = None) -> None
     shape = tuple(model.outputs[0].shape) if len(getattr(model, "outputs", ())) == 1 else ()
     if len(shape) < 3:
         return
-    spec = getattr(x, "element_spec", None)  # of `tf.data`
+    spec: Any = getattr(x, "element_spec", None)  # of `tf.data`
     is_dataset = isinstance(spec, tuple) and len(spec) > 1
     labels = getattr(spec[1] if is_dataset else y, "shape", None)
     if labels is None:  # of a `PyDataset`, for instance
