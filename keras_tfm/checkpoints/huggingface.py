@@ -551,6 +551,12 @@ def _model_family(model: keras.Model) -> tuple[Family, Model]:
         if family.builder.__name__ == name and family.is_of(model):
             return family, model
     names = dict.fromkeys(family.builder.__name__ for family in FAMILIES.values())
+    if name in names:
+        types = [x.model_type for x in FAMILIES.values() if x.builder.__name__ == name]
+        raise ValueError(
+            f"{model.name}: no checkpoint of transformers has these arguments of models.{name} "
+            f"together; its model types are {', '.join(types)}"
+        )
     raise ValueError(
         f"expected a model of models.{', models.'.join(names)}, "
         f"got {model.name!r}, "

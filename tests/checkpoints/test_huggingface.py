@@ -119,6 +119,10 @@ def hand_composed():
         (hand_composed, r"models\.lxmert, got 'own', composed by hand$"),
         (lambda: models.transformer(11, **SMALL), r"got 'transformer', of models\.transformer$"),
         (
+            lambda: models.vit((8, 8), 4, **SMALL, attention_bias=["key"]),
+            "vit: no checkpoint .* of models.vit together; its model types are vit, deit, dinov2,",
+        ),
+        (
             lambda: models.gpt(11, **{**SMALL, "intermediate_dim": 32}, normalize_first=False,
                                scale_scores=False),
             "scale_scores must be True to be saved as the first GPT, got False$",
@@ -134,7 +138,7 @@ def hand_composed():
             r"expected outputs of shapes \[\(3, 9, 8\), \(3, 8\)\], got \[\(3, 8\)\]",
         ),
     ],
-    ids=["by hand", "transformer", "gpt 1", "more layers", "fewer outputs"],
+    ids=["by hand", "transformer", "vit", "gpt 1", "more layers", "fewer outputs"],
 )  # fmt: skip
 def test_models_that_are_not_saved_are_named_in_one_line(make, message, tmp_path):
     with pytest.raises(ValueError, match=message) as error:
