@@ -198,6 +198,7 @@ def test_the_feature_extractor_of_the_folder_is_followed(tmp_path):
         ({"tokenizer_config.json": {"tokenizer_class": "Wav2Vec2PhonemeCTCTokenizer"}}, None),
         ({"tokenizer_config.json": {"pad_token": "[PAD]"}}, None),
         ({"tokenizer_config.json": {"word_delimiter_token": "#"}}, None),
+        ({"tokenizer_config.json": {"replace_word_delimiter_char": None}}, None),
     ],
 )
 def test_labels_of_the_files_of_a_tokenizer(files, labels, tmp_path):

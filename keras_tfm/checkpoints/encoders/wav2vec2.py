@@ -247,9 +247,9 @@ def read_labels(config: Config, size: int) -> list[str] | None:
     space = settings.get("replace_word_delimiter_char", " ")
     unknown = special_token("unk", "<unk>") or ""
     labels = [tokens.get(i, unknown) for i in range(size)]
-    if labels.count(blank) != 1 or delimiter not in labels or not space.isspace():
+    if labels.count(blank) != 1 or delimiter not in labels or space != " ":
         return None
-    written = {blank: "", delimiter: space}
+    written = {blank: "", delimiter: " "}
     labels = [written.get(x, x) for x in labels]
     return [x.lower() for x in labels] if settings.get("do_lower_case") else labels
 
