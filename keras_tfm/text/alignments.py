@@ -57,7 +57,8 @@ def encode_alignment(rows: Sequence[str], keep_inserts: bool = False) -> np.ndar
             f"row {first} has {len(rows[first])}"
         )
     table = _table()
-    ids = np.array([[table.get(x, -1) for x in row.upper()] for row in rows], "int32")
+    # A letter at a time: `"ß".upper()` has two.
+    ids = np.array([[table.get(x.upper(), -1) for x in row] for row in rows], "int32")
     if (ids < 0).any():
         row, column = np.argwhere(ids < 0)[0]
         raise ValueError(f"unknown letter {rows[row][column]!r} in row {row}, column {column}")
@@ -109,6 +110,7 @@ def crop_alignment(
     """
     check_integer("num_sequences", num_sequences)
     check_integer("num_residues", num_residues)
+    ids = np.asarray(ids)
     rows, length = ids.shape
     first = int(rng.integers(max(1, length - num_residues + 1)))
     others = np.arange(1, rows)

@@ -56,8 +56,8 @@ class Padding(NamedTuple):
 class Batches(abc.ABC):
     """The base class of `BucketedBatches` and `PackedBatches`: each step has a fixed batch.
 
-    Steps are counted from 0 over all epochs, like the optimizer's `iterations`. A batch depends
-    only on the seed and the step, so an interrupted run resumes with `dataset(start=step)`.
+    Steps are batches, counted from 0 over all epochs. A batch depends only on the seed and the
+    step, so an interrupted run resumes with `dataset(start=step)`.
 
     Attributes:
         steps: int, number of batches in an epoch, the same in every epoch.
@@ -84,7 +84,9 @@ class Batches(abc.ABC):
         """The batches as a `tf.data.Dataset`, starting with step `start`.
 
         Args:
-            start: int, the first step; to resume training, the optimizer's `iterations`.
+            start: int, the first step; to resume training, the number of batches so far. The
+                optimizer's `iterations` are updates: as many, unless it accumulates gradients
+                (`gradient_accumulation_steps`) or leaves out updates (float16's loss scale).
             epochs: int, number of epochs, including those before `start`. None: infinite;
                 `model.fit` then needs `steps_per_epoch=batches.steps`.
 
@@ -162,6 +164,19 @@ def checked_parts(
             f"inputs and labels must have the same number of rows, at least one, got {counts}"
         )
     return parts, answers
+
+
+def input_to_mask(batch: Batch, name: str) -> np.ndarray:
+    """The entry `name` of a batch, or the batch itself if it is not a dictionary.
+
+    Raises:
+        ValueError: the dictionary has no such entry.
+    """
+    if not isinstance(batch, dict):
+        return np.asarray(batch)
+    if name not in batch:
+        raise ValueError(f"a batch to mask must have {name!r}, got {sorted(batch)}")
+    return np.asarray(batch[name])
 
 
 def pad_ids_by_part(pad_id: PadIds, names: Sequence[str], has_labels: bool) -> dict[str, int]:

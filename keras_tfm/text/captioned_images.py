@@ -114,7 +114,10 @@ class CaptionedImages:
                 f"each image needs one caption, got {len(codes)} images and {len(captions)} "
                 "captions"
             )
+        if not codes.shape[1]:
+            raise ValueError(f"an image needs at least one code, got codes of {codes.shape}")
         _check_range("codes", codes, self.image_vocabulary_size)
+        check_integer("step", step, minimum=0)
         prompts = self.prompts(captions)
         left_out = np.random.default_rng([self.seed, step]).random(len(codes))
         prompts[left_out < self.caption_dropout] = self.unconditional

@@ -1,5 +1,7 @@
 """Masked alignments: hides residues and makes the labels."""
 
+import math
+
 import numpy as np
 
 from keras_tfm.arguments import check_integer, check_rate
@@ -10,7 +12,7 @@ from keras_tfm.text.alignments import (
     MASK_ID,
     alignment_profile,
 )
-from keras_tfm.text.batches import Batch
+from keras_tfm.text.batches import Batch, input_to_mask
 
 
 class MaskAlignments:
@@ -41,8 +43,9 @@ class MaskAlignments:
         1 for chosen residues and gaps and 0 elsewhere.
 
     Raises:
-        ValueError: a share is out of range; the shares add up to more than 1; an input that is not
-            (B, S, N).
+        TypeError: an input that is not of integers.
+        ValueError: a share is out of range; the shares add up to more than 1; an input that is
+            missing, not (B, S, N), or has ids that `encode_alignment` has not.
 
     Example:
 
@@ -70,10 +73,9 @@ class MaskAlignments:
         }
         for argument, value in {"rate": rate, **shares}.items():
             check_rate(argument, value)
-        if sum(shares.values()) > 1:
-            raise ValueError(
-                f"{', '.join(shares)} must add up to at most 1, got {sum(shares.values())}"
-            )
+        total = math.fsum(shares.values())  # `sum` gives 1.0000000000000002 for 0.33, 0.56, 0.11
+        if total > 1:
+            raise ValueError(f"{', '.join(shares)} must add up to at most 1, got {total}")
         check_integer("seed", seed, minimum=0)
         self.rate, self.name, self.seed = rate, name, seed
         self.random_share, self.profile_share = random_share, profile_share
@@ -81,9 +83,15 @@ class MaskAlignments:
 
     def __call__(self, batch: Batch, step: int) -> tuple[Batch, np.ndarray, np.ndarray]:
         """Inputs -> inputs with masked residues, labels, weights."""
-        ids = np.asarray(batch[self.name] if isinstance(batch, dict) else batch)
+        check_integer("step", step, minimum=0)
+        ids = input_to_mask(batch, self.name)
         if ids.ndim != 3:
             raise ValueError(f"{self.name} must be (B, S, N), got shape {ids.shape}")
+        if ids.dtype.kind not in "iu":
+            raise TypeError(f"{self.name} must be integers, got {ids.dtype}")
+        odd = ids[(ids < 0) | (ids >= ALIGNMENT_IDS)]
+        if odd.size:
+            raise ValueError(f"{self.name} must be in 0..{ALIGNMENT_IDS - 1}, got {odd[0]}")
         rng = np.random.default_rng([self.seed, step])
         chosen = (ids != 0) & (rng.random(ids.shape) < self.rate)
         hidden = np.full(ids.shape, MASK_ID)

@@ -66,6 +66,7 @@ class MaskRegions:
         self, batch: dict[str, np.ndarray], step: int
     ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """Inputs and targets -> inputs with masked regions, targets, weights."""
+        check_integer("step", step, minimum=0)
         missing = [x for x in (self.name, self.targets) if x not in batch]
         if missing:
             raise ValueError(f"a batch to mask must have {missing[0]!r}, got {sorted(batch)}")

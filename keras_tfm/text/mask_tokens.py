@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from keras_tfm.arguments import check_integer, check_rate
-from keras_tfm.text.batches import Batch
+from keras_tfm.text.batches import Batch, input_to_mask
 
 
 class MaskTokens:
@@ -48,7 +48,8 @@ class MaskTokens:
 
     Raises:
         ValueError: an id or a share is out of range; all ids are special; a batch already has
-            labels; or `positions` with a batch that is not a dictionary.
+            labels, or has no input of that name and shape; or `positions` with a batch that is not
+            a dictionary.
 
     Example:
 
@@ -123,7 +124,8 @@ class MaskTokens:
                 "positions=True adds an input, so a batch must be a dictionary of inputs, "
                 f"got {type(batch).__name__}"
             )
-        ids = np.asarray(batch[self.name] if isinstance(batch, dict) else batch)
+        check_integer("step", step, minimum=0)
+        ids = input_to_mask(batch, self.name)
         self._check(ids)
         rng = np.random.default_rng([self.seed, step])
         chosen = self._choose(ids, rng)
@@ -146,6 +148,8 @@ class MaskTokens:
         return inputs, labels, chosen.astype("float32")
 
     def _check(self, ids: np.ndarray) -> None:
+        if ids.ndim != 2:
+            raise ValueError(f"{self.name} must be (B, T), got shape {ids.shape}")
         if ids.dtype.kind not in "iu":
             raise TypeError(f"{self.name} must be integers, got {ids.dtype}")
         odd = ids[(ids < 0) | (ids >= self.vocabulary_size)]

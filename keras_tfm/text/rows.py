@@ -71,6 +71,8 @@ class Rows:
         array = np.asarray(array)
         if array.ndim != 2:
             raise ValueError(f"a padded array must have shape (R, T), got {array.shape}")
+        if not array.shape[1]:  # without columns, which `argmax` rejects
+            return cls.of(array.astype("int32"))
         kept = array != pad_id
         lengths = np.where(kept.any(axis=1), array.shape[1] - np.argmax(kept[:, ::-1], axis=1), 0)
         return cls.of([row[:n] for row, n in zip(array, lengths, strict=True)])

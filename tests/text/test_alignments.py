@@ -108,3 +108,26 @@ def test_shares_are_checked(options, message):
 def test_rows_without_a_batch_are_refused():
     with pytest.raises(ValueError, match=r"tokens must be \(B, S, N\), got shape \(5, 7\)"):
         MaskAlignments()({"tokens": np.ones((5, 7), int)}, 0)
+
+
+def test_shares_that_add_up_to_1():
+    """Of which the sum of floats is 1.0000000000000002."""
+    MaskAlignments(random_share=0.33, profile_share=0.56, same_share=0.11)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        ({"ids": [[[1]]]}, ValueError, r"must have 'tokens', got \['ids'\]"),
+        ({"tokens": [[[1, 24]]]}, ValueError, r"tokens must be in 0..23, got 24"),
+        ({"tokens": [[[1.0]]]}, TypeError, "tokens must be integers, got float64"),
+    ],
+)
+def test_batches_that_are_none(batch, error, message):
+    with pytest.raises(error, match=message):
+        MaskAlignments()(batch, 0)
+
+
+def test_a_letter_with_two_capitals_is_unknown():
+    with pytest.raises(ValueError, match="unknown letter 'ß' in row 1, column 1"):
+        encode_alignment(["AC", "Aß"], keep_inserts=True)

@@ -45,6 +45,7 @@ def test_captions_are_left_out_at_their_rate():
         ([[5], [11]], CODES, ValueError, r"the ids of caption 1 must be in 0..10, got 11..11"),
         ([[5], [1.5]], CODES, TypeError, "caption 1 must be integers in one dimension"),
         (CAPTIONS, CODES + 1, ValueError, r"codes must be in 0..6, got 1..7"),
+        (CAPTIONS, CODES[:, :0], ValueError, r"at least one code, got codes of \(2, 0\)"),
         (CAPTIONS, CODES / 2, TypeError, r"codes must be integers \(B, M\), got float64"),
     ],
 )

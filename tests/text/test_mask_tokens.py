@@ -162,8 +162,16 @@ def test_a_batch_with_labels_is_refused():
         ([[5, 70]], ValueError, r"ids must be in 0..49, got 70"),
         ([[5, -1]], ValueError, r"ids must be in 0..49, got -1"),
         ([[5.5, 7.0]], TypeError, "ids must be integers, got float64"),
+        ([5, 7], ValueError, r"ids must be \(B, T\), got shape \(2,\)"),
     ],
 )
 def test_ids_that_are_none(ids, error, message):
     with pytest.raises(error, match=message):
         MaskTokens(50, 4)({"ids": np.array(ids)}, step=0)
+
+
+def test_a_batch_or_step_that_is_none():
+    with pytest.raises(ValueError, match=r"must have 'ids', got \['tokens'\]"):
+        MaskTokens(50, 4)({"tokens": np.array([[5]])}, step=0)
+    with pytest.raises(ValueError, match="step must be at least 0, got -1"):
+        MaskTokens(50, 4)({"ids": np.array([[5]])}, step=-1)

@@ -75,3 +75,7 @@ def test_a_padded_array_of_another_rank():
 def test_integers_of_more_than_32_bits():
     with pytest.raises(ValueError, match="integers of 32 bits, got 2147483648 in row 1"):
         Rows.of([[1], [3, 2**31], []])
+
+
+def test_a_padded_array_without_columns():
+    assert Rows.of_padded(np.zeros((3, 0), int)).lengths.tolist() == [0, 0, 0]
