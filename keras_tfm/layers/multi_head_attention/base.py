@@ -256,13 +256,11 @@ class MultiHeadAttention(RematerializedLayer):
 
         return attend_in_blocks(attend, cuts, query, key, value, attention_bias)
 
-    def _apply_gate(self, y: Tensor, gate: Tensor | None) -> Tensor:
+    def _apply_gate(self, y: Tensor, gate: Tensor) -> Tensor:
         """The heads' results (..., H, T, V), gated and side by side: (..., T, H V).
 
-        `gate` is (..., T, H) or (..., T, H V), before the sigmoid. None: no gate.
+        `gate` is (..., T, H) or (..., T, H V), before the sigmoid.
         """
-        if gate is None:
-            return merge_heads(y)
         if self.gate == GATED_HEAD:
             return merge_heads(y * ops.sigmoid(split_heads(gate, self.num_heads)))
         return merge_heads(y) * ops.sigmoid(gate)

@@ -21,7 +21,7 @@ from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.attention import joined_bias
 from keras_tfm.layers.multi_head_attention.attention_probe import current_probe
 from keras_tfm.layers.multi_head_attention.base import MultiHeadAttention, normalize_heads
-from keras_tfm.layers.multi_head_attention.heads import split_heads
+from keras_tfm.layers.multi_head_attention.heads import merge_heads, split_heads
 from keras_tfm.layers.multi_head_attention.stepped_attention import stepped_attention
 from keras_tfm.layers.positions.coordinates import Positions, Span, check_positions
 from keras_tfm.layers.target import current_target
@@ -131,7 +131,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
             k, v = project() if entry is None else (key_of(entry), value_of(entry))
             pairs = self._check_pairs(attention_mask, attention_bias, x, k.shape[-2])
             y = self._attend(q, k, v, mask, *pairs, where, training)
-        y = self._apply_gate(y, self.gate_projection(x) if self.gate else None)
+        y = self._apply_gate(y, self.gate_projection(x)) if self.gate else merge_heads(y)
         return self.output_projection(y)
 
     def _step(

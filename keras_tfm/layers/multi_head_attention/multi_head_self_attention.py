@@ -274,10 +274,12 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             else:
                 merged = self._merge(k, v, mask, *pairs, *other)
                 y = self._attend(q, *merged, where, training)
-        if self.gate == GATED_QUERY:
+        if not self.gate:
+            y = merge_heads(y)
+        elif self.gate == GATED_QUERY:
             y = merge_heads(y * ops.sigmoid(gate))
         else:
-            y = self._apply_gate(y, self.gate_projection(x) if self.gate else None)
+            y = self._apply_gate(y, self.gate_projection(x))
         y = self.output_projection(y)
         return (y, keys, values) if self.key_value == "returned" else y
 
@@ -309,9 +311,10 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             extra_scores=terms.scores,
             extra_values=terms.values,
         )
-        if self.gate:
-            gate = self.gate_projection(x) if gate is None else merge_heads(gate)
-            gate = scope.late(self.name, gate, scope.place.delay - place.delay)
+        if not self.gate:
+            return merge_heads(y)
+        gate = self.gate_projection(x) if gate is None else merge_heads(gate)
+        gate = scope.late(self.name, gate, scope.place.delay - place.delay)
         return self._apply_gate(y, gate)
 
     def _check_memory(self, x: Tensor, memory: Tensor | None) -> None:
