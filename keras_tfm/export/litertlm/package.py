@@ -140,6 +140,7 @@ def chat_of(
     if not isinstance(template, ChatTemplate):
         return _chat_of_program(template, start, ends, image)
     texts = {**template._asdict(), "system": "".join(template.system or ())}
+    del texts["trim"]  # roles
     for name, text in texts.items():
         found = re.search(r"{{.*?}}|{%.*?%}", text, re.DOTALL)
         if found:
