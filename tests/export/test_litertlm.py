@@ -38,7 +38,8 @@ litert_lm_builder = pytest.importorskip("litert_lm_builder")
 START, END = 1, 2
 MAX_LENGTH = 61
 SIZES = {"max_length": MAX_LENGTH, "start_id": START, "end_id": END, "prefill_lengths": [8, 32]}
-TEMPLATE = ChatTemplate('<s>"u"\n', "\n{%a\\", "</s>\nü:", ("<s>[", "]"))
+TRIMMED = ("system", "user", "assistant")
+TEMPLATE = ChatTemplate('<s>"u"\n', "\n{%a\\", "</s>\nü:", ("<s>[", "]"), trim=TRIMMED)
 TEXT = "hello world, this is text number 1; " * 9
 
 
