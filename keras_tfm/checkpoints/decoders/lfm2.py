@@ -150,7 +150,6 @@ def _arguments(config: Config, named: Named) -> Arguments:
 
 def _lfm3_arguments(config: Config, named: Named) -> Arguments:
     config.only(rope_scaling={})  # which would replace those of both kinds
-    config.rename({"rms_norm_eps": "norm_eps"})
     if config.fields.get("rope_parameters") is None:
         config = Config.of(config.file, {**config.fields, "rope_parameters": _LFM3_ROPE})
     arguments = llama.shared_arguments(config, named, _LFM3_DEFAULTS)
@@ -246,6 +245,7 @@ LFM3 = Family(
     is_of=_is_third,
     # As in the class of transformers, which renames it when it reads and writes a folder.
     names=replace(llama.NAMES, renamed={r"\.g_proj\.": ".gate_proj."}),
+    aliases={"rms_norm_eps": "norm_eps"},
     base="Lfm3Model",
 )
 LFM2 = Family(
