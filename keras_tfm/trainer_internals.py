@@ -176,7 +176,7 @@ def restarts_each_epoch(iterator: Any) -> bool:
 
 
 def first_batch(iterator: Any) -> tuple[Any, bool]:
-    """The first batch of the data of an `EpochIterator`, or None if drawing it would skip it.
+    """The first batch of an `EpochIterator`'s data; None if drawing it would consume it.
 
     Keras itself has drawn the first batches of a generator, and item 0 of a `PyDataset`.
 

@@ -69,7 +69,13 @@ OPTIONAL: dict[str, list[tuple[str, list[Any]]]] = {
     ],
     "quantization": [
         ("labels", [[], ["a"], ["a"] * 3, ["a"] * 10_000]),
-        ("chat_template", [{"first": "a", "answer": "b", "next": "c", "system": None}]),
+        (
+            "chat_template",
+            [
+                {"first": "a", "answer": "b", "next": "c", "system": None, **more}
+                for more in ({}, {"trim": 5}, {"trim": ["user", 5]}, {"trim": "user"})
+            ],
+        ),
         ("tokenizers", [{"tokens": "tokenizer.json"}, {"x": "keras_tfm"}, {"x": "y.model"}]),
         ("tokenizer_options", [{"tokenizer.json": {"add_bos": 1}}, {"x": {}}]),
         (

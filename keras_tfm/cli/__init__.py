@@ -69,11 +69,11 @@ def _options(
     pass
 
 
-def _write_any_character() -> None:
-    """Files and pipes get UTF-8, as rows are read; a terminal of another encoding gets "?".
+def _set_output_encoding() -> None:
+    """Writes UTF-8 to files and pipes; a terminal of another encoding shows "?" where it must.
 
-    Python would end an answer at a character that the encoding of the system does not have, such
-    as that of a pipe on Windows.
+    Otherwise an answer would end at a character that the system's encoding lacks, such as that of
+    a pipe on Windows.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         if sys.stdout.isatty():
@@ -84,7 +84,7 @@ def _write_any_character() -> None:
 
 def main() -> None:
     """The command `keras-tfm`."""
-    _write_any_character()
+    _set_output_encoding()
     try:
         app()
     except KeyboardInterrupt:

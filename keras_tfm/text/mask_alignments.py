@@ -45,7 +45,7 @@ class MaskAlignments:
     Raises:
         TypeError: an input that is not of integers.
         ValueError: a share is out of range; the shares add up to more than 1; an input that is
-            missing, not (B, S, N), or has ids that `encode_alignment` has not.
+            missing, not (B, S, N), or contains ids that `encode_alignment` does not produce.
 
     Example:
 

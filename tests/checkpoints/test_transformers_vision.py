@@ -163,6 +163,25 @@ def test_widths_that_dinov2_cannot_have(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image_size": None, "position_size": 8}, "max_wavelength needs an image_size, got None"),
+        ({"antialias": True}, "takes the place of a position table: expected no antialias"),
+        ({"position_size": 12}, "no position_size other than 8, got False and 12"),
+        ({"max_wavelength": 0}, "max_wavelength must be positive, got 0"),
+        ({"attention_bias": ["query", "output"]}, "must be True, False or a list of query, key"),
+    ],
+)
+def test_rotary_positions_of_vit_need_their_arguments(options, message):
+    from keras_tfm import models
+
+    sizes = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 8}
+    given = {"image_size": 8, "patch_size": 4, "max_wavelength": 100.0, **options}
+    with pytest.raises(ValueError, match=message):
+        models.vit(**sizes, **given)
+
+
 def test_qwen2_vl_rotates_as_the_layer_does():
     from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen
 

@@ -72,6 +72,11 @@ HUGE = 10**9
             {"chat_template": {"first": "", "answer": "", "next": "", "system": 5}},
             "chat_template must be an object of texts",
         ),
+        (
+            "classifier",
+            {"chat_template": {"first": "", "answer": "", "next": "", "system": None, "trim": 5}},
+            "chat_template must be an object of texts",
+        ),
         ("classifier", {"labels": ["a", "b"]}, r"as many as an output has classes, \[3\], got 2"),
         ("classifier", {"labels": [*"abcd"]}, r"as many as an output has classes, \[3\], got 4"),
         (

@@ -8,6 +8,7 @@ import numpy as np
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.encoder_decoders.moonshine import save_preprocessor
+from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.image_settings import EXTRACTORS, read_settings
 from keras_tfm.checkpoints.names import Named, Names
@@ -192,20 +193,12 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         names = arguments["labels"]
         return {
             **fields,
-            **({} if names is None or " " in names else _class_names(names)),
+            **({} if names is None or " " in names else label_fields(model)),
             "vocab_size": arguments["num_classes"],
             "pad_token_id": arguments["blank_id"],
             "final_dropout": rate,
         }
-    labels = arguments["labels"] or [f"LABEL_{i}" for i in range(arguments["num_classes"])]
-    return {**fields, **_class_names(labels)}
-
-
-def _class_names(labels: Sequence[str]) -> Fields:
-    return {
-        "id2label": {str(i): label for i, label in enumerate(labels)},
-        "label2id": {label: i for i, label in enumerate(labels)},
-    }
+    return {**fields, **label_fields(model)}
 
 
 def read_labels(config: Config, size: int) -> list[str] | None:

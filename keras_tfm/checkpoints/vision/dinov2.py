@@ -107,10 +107,11 @@ def fields(model: models.Model, architecture: str) -> Fields:
     return {**found, "use_mask_token": False}
 
 
-def _unread_tokens(model: models.Model) -> dict[str, np.ndarray]:
+def unread_tokens(model: models.Model, mask_axes: int = 2) -> dict[str, np.ndarray]:
     """The token of masked patches and 0 registers: `transformers` expects what this model lacks."""
     dim = model.arguments["dim"]
-    tokens = {"embeddings.mask_token": np.zeros((1, dim), "float32")}
+    mask = np.zeros((*(1,) * (mask_axes - 1), dim), "float32")
+    tokens = {"embeddings.mask_token": mask}
     if not model.arguments["num_registers"]:
         tokens["embeddings.register_tokens"] = np.zeros((1, 0, dim), "float32")
     return tokens
@@ -146,5 +147,5 @@ DINOV2_WITH_REGISTERS = replace(
     is_of=lambda model: _is_dinov2(model) and _of_registers(model),
     names=Names(prefix="dinov2_with_registers.", ignored=(r"embeddings\.mask_token",)),
     base="Dinov2WithRegistersModel",
-    constants=_unread_tokens,
+    constants=unread_tokens,
 )

@@ -1,6 +1,6 @@
 """DINOv3 checkpoints of Vision Transformers: tensor names and configuration."""
 
-import numpy as np
+from functools import partial
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
@@ -9,6 +9,7 @@ from keras_tfm.checkpoints.image_settings import image_statistics
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, convolution, dense, norm
 from keras_tfm.checkpoints.transforms import Reshaped
+from keras_tfm.checkpoints.vision.dinov2 import unread_tokens
 
 _LAYER = "layer.{i}"
 # By projection: the name of its tensor and the field that says whether it has a bias.
@@ -29,7 +30,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
         Row("prefix/tokens", ("embeddings.cls_token",), Reshaped((1, 1, dim), (1, dim))),
         Row("registers/tokens", ("embeddings.register_tokens",), Reshaped((1, -1, dim), (-1, dim))),
         *norm(f"{attention}_residual/norm", f"{_LAYER}.norm1"),
-        # One kernel if all of them have a bias, or none.
+        # The fused projection exists if all three have a bias, or if all three have none.
         *dense(f"{attention}/query_key_value", *tensors.values()),
         *(row for name, tensor in tensors.items() for row in dense(f"{attention}/{name}", tensor)),
         *dense(f"{attention}/output_projection", f"{_LAYER}.attention.o_proj"),
@@ -96,15 +97,6 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     }
 
 
-def _unread_tokens(model: models.Model) -> dict[str, np.ndarray]:
-    """The token of masked patches and 0 registers: `transformers` expects what this model lacks."""
-    dim = model.arguments["dim"]
-    tokens = {"embeddings.mask_token": np.zeros((1, 1, dim), "float32")}
-    if not model.arguments["num_registers"]:
-        tokens["embeddings.register_tokens"] = np.zeros((1, 0, dim), "float32")
-    return tokens
-
-
 DINOV3 = Family(
     model_type="dinov3_vit",
     builder=models.vit,
@@ -120,5 +112,5 @@ DINOV3 = Family(
     # Training with masked patches is not supported, so the token for them is left out.
     names=Names(ignored=(r"embeddings\.mask_token",), renamed={r"^model\.layer\.": "layer."}),
     base="DINOv3ViTModel",
-    constants=_unread_tokens,
+    constants=partial(unread_tokens, mask_axes=3),
 )

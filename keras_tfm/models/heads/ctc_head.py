@@ -80,7 +80,7 @@ def ctc_classifier(
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class BlankPadding(keras.layers.Layer):
-    """Makes padding the blank of CTC.
+    """Replaces the logits of padding with those of a blank that is certain.
 
     Args:
         blank_id: int, the class of the blank.
@@ -90,7 +90,7 @@ class BlankPadding(keras.layers.Layer):
         mask: boolean tensor (B, T), True = of the sequence; optional.
 
     Returns:
-        The logits, in padding 20 for the blank and 0 for the others; without a mask.
+        The logits without a mask; at padding, 20 for the blank and 0 for the other classes.
 
     >>> import numpy as np
     >>> from keras_tfm.models.heads.ctc_head import BlankPadding
@@ -116,7 +116,7 @@ class BlankPadding(keras.layers.Layer):
         return logits * real + ops.cast(blank, logits.dtype) * (1 - real)
 
     def compute_mask(self, logits: Tensor, previous_mask: Tensor | None = None) -> None:
-        """None: the padding is said in the logits, and counts in the loss."""
+        """None: the loss must include the blanks that mark the padding."""
 
     def compute_output_shape(self, logits_shape: Shape) -> Shape:
         """The shape of the logits."""

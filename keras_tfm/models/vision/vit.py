@@ -199,6 +199,8 @@ class PixelEncoder(EncoderArguments):
             block, and the names of the blocks.
         """
         size = (None, None) if self.image_size is None else as_pair("image_size", self.image_size)
+        if self.max_wavelength is not None:
+            self._check_rotary()
         grid, count = self._grid(), self.class_token + self.distillation_token
         axes = () if num_images is None else (num_images,)
         pixels = keras.Input((*axes, *size, len(self.image_mean)), name="pixels")
@@ -257,8 +259,6 @@ class PixelEncoder(EncoderArguments):
 
     def _grid(self) -> tuple[int, int]:
         """The rows and columns of the position table, or of the patches with rotary positions."""
-        if self.max_wavelength is not None:
-            self._check_rotary()
         size = self.image_size if self.position_size is None else self.position_size
         if size is None:
             raise ValueError(

@@ -14,7 +14,7 @@ BLANK = ""
 def best_path(scores: npt.ArrayLike, labels: Sequence[str] | None) -> str:
     """The text of the best path (Graves et al. 2006, section 3.2) of a model with CTC.
 
-    The most probable class of each position, of which repetitions are one, and the blank none.
+    It takes the most probable class at each position, merges repetitions and removes blanks.
     Labels are joined by spaces, unless one of them has a space: then they are joined as they are,
     without spaces at the ends.
 

@@ -48,9 +48,9 @@ def begin_epoch_at(data: EpochIterator, steps: int) -> None:
 
 
 def first_checksum(data: EpochIterator) -> str | None:
-    """A checksum of the first batch, or None for data of which none can be drawn beforehand.
+    """A checksum of the first batch; None if no batch can be drawn in advance.
 
-    Of a generator or a `PyDataset`, which may draw its rows at random, a checksum of the shapes.
+    For a generator or a `PyDataset`, which may draw its rows at random, only the shapes count.
     """
     batch, is_fixed = first_batch(data)
     if batch is None:

@@ -2638,8 +2638,10 @@ const RULES = {
 const OWNER = { tokenizers: optional(isObject), images: optional(isObject) }; // the file, or a model
 Object.assign(OWNER, { labels: optional((x) => Array.isArray(x) && x.every(isText)) });
 const isPair = (x) => Array.isArray(x) && x.length === 2 && x.every(isText);
-const isTemplate = (x) => isObject(x) && [x.first, x.answer, x.next, ...(x.trim ?? [])].every(isText);
-OWNER.chat_template = optional((x) => isTemplate(x) && (x.system === null || isPair(x.system)));
+const isTemplate = (x) => isObject(x) && [x.first, x.answer, x.next].every(isText);
+const isSystem = (x) => x === null || isPair(x);
+const isRoles = (x) => x === undefined || (Array.isArray(x) && x.every(isText));
+OWNER.chat_template = optional((x) => isTemplate(x) && isSystem(x.system) && isRoles(x.trim));
 const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+";
 const OUTER_SPACE = new RegExp(`^${SPACE}|${SPACE}$`, "g"); // that of Python's str.strip
 const TENSOR = { shape: (x) => Array.isArray(x) && x.every(isCount), dtype: isText };
