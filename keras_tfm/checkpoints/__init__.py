@@ -1,4 +1,4 @@
-"""Loads and saves Hugging Face checkpoints, without network access and without pickle."""
+"""Loads and saves Hugging Face checkpoints, without network access or PyTorch."""
 
 from keras_tfm.checkpoints.generation_config import load_generation_config
 from keras_tfm.checkpoints.huggingface import load_huggingface, save_huggingface

@@ -86,10 +86,11 @@ def load_huggingface(
     """Loads a folder saved by `transformers` as a Keras model.
 
     It reads `config.json` and `model.safetensors`, or the files listed in
-    `model.safetensors.index.json`; if they exist, also `generation_config.json` for BART, its
-    relatives and Whisper, `preprocessor_config.json`, the mean and standard deviation of pixels
-    for models of images, and `vocab.json`, the labels of `Wav2Vec2ForCTC`. It reads no other files
-    and does not use the network.
+    `model.safetensors.index.json`; without these, `pytorch_model.bin` or its index and files, whose
+    pickles are read without running what is in them. If they exist, it also reads
+    `generation_config.json` for BART, its relatives and Whisper, `preprocessor_config.json`, the
+    mean and standard deviation of pixels for models of images, and `vocab.json`, the labels of
+    `Wav2Vec2ForCTC`. It reads no other files and does not use the network.
 
     Or it reads a GGUF file of Llama, Mistral, Qwen2, Qwen3 or Gemma 1 to 3. Matrices in Q4_0 or
     Q4_1, and those of a folder that GPTQ, AWQ, compressed-tensors or torchao quantized to 4 or 8

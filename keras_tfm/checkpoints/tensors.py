@@ -1,4 +1,4 @@
-"""The tensors of a folder of safetensors, in one file or several, read and written one at a time.
+"""The tensors of a folder, in one file or several, read and written one at a time.
 
 Files are read, not mapped to memory: a mapped file that is truncated meanwhile ends the process
 with a bus error, mapped pages count as memory in use, and some file systems cannot map files.
@@ -29,9 +29,15 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from keras_tfm.checkpoints.torch_files import read_torch_file
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+# The same of folders that were saved by older versions of transformers.
+_TORCH_INDEX = "pytorch_model.bin.index.json"
+_TORCH_SINGLE = "pytorch_model.bin"
 # The dtypes of weights.
 FLOATS = {
     "F64": np.dtype("float64"),
@@ -56,6 +62,8 @@ class Tensor(NamedTuple):
         dtype: str, the dtype's name in safetensors, such as "F32" or "BF16".
         shape: tuple of int.
         begin, end: int, the range of its bytes in the file.
+        strides: tuple of int, the steps between neighbours along each axis, in elements; None: the
+            elements are in the order of their indices, as in every safetensors file.
     """
 
     file: Path
@@ -63,6 +71,7 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     begin: int
     end: int
+    strides: tuple[int, ...] | None = None
 
 
 class AnyTensors(Mapping[str, Tensor]):
@@ -94,7 +103,8 @@ class Tensors(AnyTensors):
 
     Args:
         folder: contains `model.safetensors`; or `model.safetensors.index.json` and the files that
-            it lists; or a single file `*.safetensors`.
+            it lists; or a single file `*.safetensors`; or else `pytorch_model.bin`, or
+            `pytorch_model.bin.index.json` and its files.
 
     Attributes:
         metadata: dict of texts, those in the headers of all files.
@@ -102,8 +112,8 @@ class Tensors(AnyTensors):
     Raises:
         FileNotFoundError: the folder has none of these.
         ValueError: a file is not a valid safetensors file (it is truncated, its tensors overlap or
-            leave gaps, or its header is damaged or too large), or the index does not match the
-            files.
+            leave gaps, or its header is damaged or too large) or file of `torch.save`, or the
+            index does not match the files.
     """
 
     def __init__(self, folder: Path):
@@ -115,7 +125,7 @@ class Tensors(AnyTensors):
             self.metadata.update(metadata)
             if names is not None and set(names) != set(found):
                 raise ValueError(
-                    f"{folder / INDEX} does not match {file.name}: "
+                    f"The index in {folder} does not match {file.name}: "
                     f"missing in the file: {sorted(set(names) - set(found))}, "
                     f"not in the index: {sorted(set(found) - set(names))}"
                 )
@@ -154,7 +164,11 @@ class Tensors(AnyTensors):
             raise change_error(tensor.file) from None
         if len(raw) != size:
             raise change_error(tensor.file)
-        return raw.view(dtypes[tensor.dtype]).reshape(tensor.shape)
+        values = raw.view(dtypes[tensor.dtype])
+        if tensor.strides is None:
+            return values.reshape(tensor.shape)
+        steps = [step * values.itemsize for step in tensor.strides]
+        return np.ascontiguousarray(as_strided(values, tensor.shape, steps))
 
     def check_unchanged(self) -> None:
         """Raises a ValueError if a file was changed, replaced or removed since it was opened."""
@@ -198,27 +212,23 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
             "merge_and_unload() on the model with its adapters and save that; or, for the base "
             "model alone, remove the file"
         )
-    single, index = folder / SINGLE, folder / INDEX
-    if single.is_file():
-        return {single: None}
-    if index.is_file():
-        return _tensors_by_file(folder, index)
-    others = sorted(folder.glob("*.safetensors"))
-    if len(others) == 1:
-        return {others[0]: None}
-    if others:
-        raise ValueError(
-            f"{folder} has {[x.name for x in others]}: expected {SINGLE}, {INDEX} or only one file"
-        )
-    pickled = sorted(x.name for x in folder.glob("*.bin"))
+    for single, index in ((SINGLE, INDEX), (_TORCH_SINGLE, _TORCH_INDEX)):
+        if (folder / single).is_file():
+            return {folder / single: None}
+        if (folder / index).is_file():
+            return _tensors_by_file(folder, folder / index)
+        others = sorted(folder.glob("*.safetensors"))
+        if len(others) == 1:
+            return {others[0]: None}
+        if others:
+            raise ValueError(
+                f"{folder} has {[x.name for x in others]}: expected {SINGLE}, {INDEX} or only one "
+                "file"
+            )
+    way_out = "; docs/from-transformers-tf.md converts tf_model.h5"
     raise FileNotFoundError(
-        f"{folder} has no {SINGLE}"
-        + (
-            f"; {pickled} are pickles, which can run code and are not supported: load them with "
-            "transformers and call save_pretrained"
-            if pickled
-            else ""
-        )
+        f"{folder} has no {SINGLE}, and no {_TORCH_SINGLE}"
+        + way_out * (folder / "tf_model.h5").is_file()
     )
 
 
@@ -230,23 +240,26 @@ def _tensors_by_file(folder: Path, index: Path) -> dict[Path, list[str] | None]:
         raise ValueError(
             f'{index}: expected "weight_map", a dictionary of file names, got {places!r}'
         )
+    suffix = Path(index.name.removesuffix(".index.json")).suffix
     files: dict[Path, list[str] | None] = {}
     for name, file in places.items():
-        if Path(file).name != file or not file.endswith(".safetensors"):
+        if Path(file).name != file or not file.endswith(suffix):
             raise ValueError(
-                f"{index}: expected names of .safetensors files in the same folder, got {file!r}"
+                f"{index}: expected names of {suffix} files in the same folder, got {file!r}"
             )
         names = files.setdefault(folder / file, [])
         assert names is not None
         names.append(name)
     missing = sorted(x.name for x in files if not x.is_file())
     if missing:
-        raise FileNotFoundError(f"{folder} lacks {missing}, which are in {INDEX}")
+        raise FileNotFoundError(f"{folder} lacks {missing}, which are in {index.name}")
     return files
 
 
 def _read_header(file: Path) -> tuple[Stamp, dict[str, Tensor], dict[str, str]]:
     """The version of a file, its tensors by name, and its metadata."""
+    if file.suffix == ".bin":
+        return *_read_pickle(file), {}
     try:
         with file.open("rb") as opened:
             stamp = Stamp.of(os.fstat(opened.fileno()))
@@ -269,6 +282,20 @@ def _read_header(file: Path) -> tuple[Stamp, dict[str, Tensor], dict[str, str]]:
     except (ValueError, RecursionError, OSError) as error:
         raise ValueError(f"{file} is not a safetensors file: {error}") from None
     return stamp, tensors, {name: x for name, x in texts.items() if isinstance(x, str)}
+
+
+def _read_pickle(file: Path) -> tuple[Stamp, dict[str, Tensor]]:
+    """The version of a file of `torch.save`, and its tensors by name."""
+    try:
+        with file.open("rb") as opened:
+            stamp = Stamp.of(os.fstat(opened.fileno()))
+            found = read_torch_file(opened)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{file} is not a state_dict of torch.save: {error}") from None
+    tensors = {
+        name: Tensor(file, x.dtype, x.shape, x.begin, x.end, x.strides) for name, x in found.items()
+    }
+    return stamp, tensors
 
 
 def _tensor(file: Path, start: int, name: str, spec: Any) -> Tensor:

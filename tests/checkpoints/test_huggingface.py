@@ -514,13 +514,6 @@ def test_adapters_beside_a_model_are_not_left_out(tmp_path):
         load_huggingface(tmp_path)
 
 
-def test_pickles_are_not_read(tmp_path):
-    folder = copied(tmp_path, "gpt2")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"no model.safetensors; .*are pickles"):
-        load_huggingface(folder)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

@@ -1,7 +1,6 @@
 """Real weights of an ALBERT: rxnmapper's, which reads chemical reactions as SMILES.
 
-`pip install --no-deps rxnmapper` (3 MB). Its weights are a pickle, which the library refuses;
-transformers converts it, as the error says.
+`pip install --no-deps rxnmapper` (3 MB). Its weights are a `pytorch_model.bin`.
 """
 
 import json
@@ -33,17 +32,15 @@ def original():
 
 
 @pytest.fixture(scope="module")
-def converted(original, tmp_path_factory):
-    """The folder with safetensors, and the model of transformers."""
+def peer(original):
+    """The model of transformers."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     config = transformers.AlbertConfig(**json.loads((original / "config.json").read_text()))
     model = transformers.AlbertForMaskedLM(config).eval()
     weights = torch.load(original / "pytorch_model.bin", map_location="cpu", weights_only=True)
     missing = model.load_state_dict(weights, strict=False).missing_keys
     assert set(missing) <= {"predictions.decoder.weight", "predictions.decoder.bias"}
-    folder = tmp_path_factory.mktemp("rxnmapper")
-    model.save_pretrained(folder)
-    return folder, model
+    return model
 
 
 def ids_of(original, reaction):
@@ -53,16 +50,10 @@ def ids_of(original, reaction):
     return [vocabulary[x] for x in ("[CLS]", *TOKEN.findall(reaction), "[SEP]")]
 
 
-def test_a_pickle_is_refused_with_the_way_out(original):
-    with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin.*save_pretrained"):
-        checkpoints.load_huggingface(original)
-
-
-def test_keras_and_the_file_answer_as_transformers(original, converted, tmp_path):
+def test_keras_and_the_file_answer_as_transformers(original, peer, tmp_path):
     import torch
 
-    folder, peer = converted
-    model = checkpoints.load_huggingface(folder)
+    model = checkpoints.load_huggingface(original)
     export.export_tflite(model, tmp_path / "rxn.tflite", source_length=80)
     file = runtime.load(tmp_path / "rxn.tflite")
     for reaction in REACTIONS:
