@@ -52,6 +52,7 @@ def test_the_masked_language_model_of_v3(tmp_path):
         tensors[name.replace("cls.predictions.bias", "lm_predictions.lm_head.bias")] = x
     assert sum(name.startswith("lm_predictions.lm_head.") for name in tensors) == 5
     tensors["mask_predictions.dense.weight"] = np.ones((10, 10), "float32")
+    tensors["deberta.embeddings.word_embeddings._weight"] = np.ones((19, 10), "float32")
     tensors["deberta.embeddings.position_embeddings.weight"] = np.ones((9, 10), "float32")
     path = changed(tmp_path / "folder", tmp_path, drop=["architectures", "legacy"])
     again = load_huggingface(write(path, tensors))

@@ -199,8 +199,12 @@ DEBERTA = Family(
             f"{_HEAD}.decoder.weight": "embeddings.word_embeddings.weight",
             f"{_HEAD}.decoder.bias": f"{_HEAD}.bias",
         },
-        # "mask_predictions" is the discriminator of v3's pre-training.
-        ignored=(r"embeddings\.position_ids", r"mask_predictions\..*"),
+        # Of v3's pre-training: the discriminator, and what is added to the generator's embeddings.
+        ignored=(
+            r"embeddings\.position_ids",
+            r"mask_predictions\..*",
+            r"embeddings\.\w+_embeddings\._weight",
+        ),
         # v3's names (`legacy=False`) for the same head.
         renamed={
             r"^lm_predictions\.lm_head\.bias$": f"{_HEAD}.bias",
