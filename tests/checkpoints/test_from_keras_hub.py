@@ -95,6 +95,12 @@ def dinov2(**more):
     return hub.DINOV2Backbone(intermediate_dim=20, **shapes, **IMAGES, **more)
 
 
+def dinov3(**more):
+    """Not square: KerasHub repeats the columns as if it were."""
+    sizes = {"intermediate_dim": 20, "num_register_tokens": 2, "layer_norm_eps": 1e-3}
+    return hub.DINOV3Backbone(**{**sizes, "image_shape": (12, 16, 3), **IMAGES, **more})
+
+
 def resnet(block_type):
     return hub.ResNetBackbone(
         [64], [7], [64, 12], [1, 2], [1, 2], block_type, image_shape=(None, None, 3)
@@ -194,6 +200,8 @@ MODELS = {
     "deit-classifier": lambda: hub.DeiTImageClassifier(deit(), num_classes=5),
     "dinov2": dinov2,
     "dinov2-registers": lambda: dinov2(num_register_tokens=2, use_swiglu_ffn=True, name="dino"),
+    "dinov3": lambda: dinov3(use_key_bias=False),
+    "dinov3-gated": lambda: dinov3(use_gated_mlp=True, hidden_activation="silu", name="dino"),
     "resnet-classifier": lambda: hub.ResNetImageClassifier(resnet("bottleneck_block"), 5),
     "resnet": lambda: resnet("basic_block"),
     "clip": clip,

@@ -1,4 +1,4 @@
-"""Models of images of KerasHub: ViT, DeiT, DINOv2, ResNet, CLIP.
+"""Models of images of KerasHub: ViT, DeiT, DINOv2, DINOv3, ResNet, CLIP.
 
 A preprocessor's image converter multiplies and shifts pixels from 0 to 255; our models do so in
 their first layer. Without a preprocessor they take the pixels that the backbone takes.
@@ -218,6 +218,69 @@ DINOV2 = replace(
     table=_dinov2_table,
     blocks=lambda backbone: backbone.encoder.layers,
     ignored=(r"embeddings/(mask_token|position_embeddings)",),
+)
+
+
+_DINOV3_PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+
+
+def _dinov3_arguments(settings: Settings) -> Arguments:
+    settings.only(use_proj_bias=True, use_mlp_bias=True)
+    settings["use_mask_token"]
+    settings["apply_layernorm"]  # to the outputs of blocks, not to the last
+    biased = [name for name in _DINOV3_PROJECTIONS if settings[f"use_{name}_bias"]]
+    return {
+        **_size(settings),
+        **settings.rename(
+            patch_size="patch_size",
+            dim="hidden_dim",
+            num_layers="num_layers",
+            num_heads="num_heads",
+            intermediate_dim="intermediate_dim",
+            attention_dropout="attention_dropout",
+            drop_path="drop_path_rate",
+            activation="hidden_activation",
+            gated="use_gated_mlp",
+            layer_norm_epsilon="layer_norm_eps",
+            layer_scale="layer_scale_init_value",
+            num_registers="num_register_tokens",
+            max_wavelength="rope_theta",
+        ),
+        "attention_bias": len(biased) == 3 if len(biased) in (0, 3) else biased,
+    }
+
+
+def _dinov3_table(model: models.Model) -> tuple[Row, ...]:
+    dim = model.arguments["dim"]
+    path, layer = "encoder_{i}", "encoder/layers_{i}"
+    attention, theirs = f"{path}/self_attention", f"{layer}/attention"
+    inner = ("gate_proj", "up_proj") if model.arguments["gated"] else ("up_proj",)
+    tensors = {name: f"{theirs}/{x}" for name, x in _DINOV3_PROJECTIONS.items()}
+    return (
+        *dense("patches/projection", "embeddings/patch_embeddings/projection"),
+        Row("prefix/tokens", ("embeddings/cls_token",), Reshaped((1, 1, dim), (1, dim))),
+        Row("registers/tokens", ("embeddings/register_tokens",), Reshaped((1, -1, dim), (-1, dim))),
+        *norm(f"{path}/self_attention_residual/norm", f"{layer}/norm1"),
+        # The fused projection exists if all three have a bias, or if all three have none.
+        *dense(f"{attention}/query_key_value", *tensors.values()),
+        *(row for name, tensor in tensors.items() for row in dense(f"{attention}/{name}", tensor)),
+        *dense(f"{attention}/output_projection", f"{theirs}/o_proj"),
+        Row(f"{path}/self_attention_residual/scale", (f"{layer}/layer_scale1/lambda1",)),
+        *norm(f"{path}/feed_forward_residual/norm", f"{layer}/norm2"),
+        *dense(f"{path}/feed_forward/inner", *(f"{layer}/mlp/{x}" for x in inner)),
+        *dense(f"{path}/feed_forward/outer", f"{layer}/mlp/down_proj"),
+        Row(f"{path}/feed_forward_residual/scale", (f"{layer}/layer_scale2/lambda1",)),
+        *norm("final_norm", "layernorm"),
+    )
+
+
+DINOV3 = replace(
+    DINOV2,
+    backbone="DINOV3Backbone",
+    arguments=_dinov3_arguments,
+    table=_dinov3_table,
+    inputs={"pixels": "pixel_values"},
+    ignored=(r"embeddings/mask_token",),
 )
 
 
