@@ -113,6 +113,16 @@ def clip():
     return hub.CLIPBackbone(vision, text, projection_dim=6)
 
 
+def siglip():
+    vision = hub.SigLIPVisionEncoder(
+        4, 24, 2, 3, 20, layer_norm_epsilon=1e-2, image_shape=(12, 12, 3), name="vision"
+    )
+    text = hub.SigLIPTextEncoder(
+        31, 18, 18, 2, 3, 20, "gelu", 1e-3, max_sequence_length=14, projection_dim=24
+    )
+    return hub.SigLIPBackbone(vision, text)
+
+
 def smollm3():
     return hub.SmolLM3Backbone(
         vocabulary_size=31, hidden_dim=24, intermediate_dim=20, num_layers=3,
@@ -205,6 +215,7 @@ MODELS = {
     "resnet-classifier": lambda: hub.ResNetImageClassifier(resnet("bottleneck_block"), 5),
     "resnet": lambda: resnet("basic_block"),
     "clip": clip,
+    "siglip": siglip,
 }  # fmt: skip
 # The weights that only the heads of other tasks use.
 NO_POOLER_WEIGHTS = ["pooled_dense/kernel", "pooled_dense/bias"]

@@ -33,6 +33,7 @@ class HubFamily:
         ignored: patterns of the paths of KerasHub's weights that change nothing.
         logits: function of a backbone and its features that returns the logits of its task.
         longest: function of a model that returns how many tokens it takes; None: any number.
+        full_length: bool, whether the backbone takes only rows of that many tokens.
         comparable: function of a model and a backbone that returns a context manager, in which the
             backbone computes what the model does if it chooses by the length of its input.
         notes: function of a model that returns what differs from the backbone, in words.
@@ -52,6 +53,7 @@ class HubFamily:
         x, reverse=True
     )
     longest: Callable[[Model], int | None] = lambda model: model.arguments.get("max_length")
+    full_length: bool = False
     comparable: Callable[[Model, HubPart], AbstractContextManager[None]] = lambda model, backbone: (
         nullcontext()
     )

@@ -62,6 +62,8 @@ class RandomInputs:
     @property
     def length(self) -> int:
         """The number of columns."""
+        if self._family.full_length and self._longest:
+            return self._longest
         return int(min(LENGTH, self._longest or LENGTH))
 
     def real(self, x: Any) -> np.ndarray:

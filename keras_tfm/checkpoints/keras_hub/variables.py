@@ -18,7 +18,8 @@ class Variables:
     """The weights of a model by path: adapters merged, rounded kernels dequantised.
 
     A path has the names of the layers from the backbone to the weight. Where Keras made a name up
-    ("layer_norm_3"), and for nested models, it has the attribute's name. The variables' own paths
+    ("layer_norm_3"), and for nested models, it has the attribute's name; a weight without a name
+    of its own ("variable_7") is "variable". The variables' own paths
     are not unique: those of a layer that is built by another may lack the outer one.
 
     Args:
@@ -53,7 +54,7 @@ class Variables:
                     rounded[mode] = rounded.get(mode, 0) + 1
                 own = [x for x in own if x.name in _WEIGHTS]
             for weight in own:
-                path = f"{prefix}/{weight.name}"
+                path = f"{prefix}/{re.sub(r'^variable_[0-9]+$', 'variable', weight.name)}"
                 if not is_initialized(weight):
                     raise ValueError(f"{model.name}: {path} has no value, load its weights")
                 if path in self._found:

@@ -1,4 +1,4 @@
-"""Models of images of KerasHub: ViT, DeiT, DINOv2, DINOv3, ResNet, CLIP.
+"""Models of images of KerasHub: ViT, DeiT, DINOv2, DINOv3, ResNet, CLIP, SigLIP.
 
 A preprocessor's image converter multiplies and shifts pixels from 0 to 255; our models do so in
 their first layer. Without a preprocessor they take the pixels that the backbone takes.
@@ -17,7 +17,7 @@ from keras_tfm.checkpoints.keras_hub.rows import Lookup, attention, batch_norm, 
 from keras_tfm.checkpoints.keras_hub.settings import HubPart, Settings
 from keras_tfm.checkpoints.rows import Row
 from keras_tfm.checkpoints.transforms import Joined, Reshaped
-from keras_tfm.layers import quick_gelu
+from keras_tfm.layers import gelu_tanh, quick_gelu
 
 
 def image_statistics(settings: Settings, channels: int) -> Arguments:
@@ -335,6 +335,7 @@ RESNET = HubFamily(
 def _tower(settings: Settings) -> Arguments:
     settings.only(intermediate_output_index=None)
     activation = settings["intermediate_activation"]
+    known = {"quick_gelu": quick_gelu, "gelu_approximate": gelu_tanh}
     return {
         **settings.rename(
             dim="hidden_dim",
@@ -342,7 +343,7 @@ def _tower(settings: Settings) -> Arguments:
             num_heads="num_heads",
             intermediate_dim="intermediate_dim",
         ),
-        "activation": quick_gelu if activation == "quick_gelu" else activation,
+        "activation": known.get(activation, activation),
     }
 
 
@@ -368,15 +369,22 @@ def _clip_arguments(settings: Settings) -> Arguments:
 
 
 def _clip_blocks(given: Arguments, path: str, layer: str) -> tuple[Row, ...]:
+    names = ("attention", "layer_norm_1", "layer_norm_2", "dense_1", "dense_2")
+    return _tower_blocks(given, path, layer, names)
+
+
+def _tower_blocks(
+    given: Arguments, path: str, layer: str, names: tuple[str, ...]
+) -> tuple[Row, ...]:
+    """The rows of the blocks of an encoder; `names`: those of the five layers in each."""
     dim, heads = given["dim"], given["num_heads"]
+    of_attention, norm_1, norm_2, dense_1, dense_2 = (f"{layer}/{name}" for name in names)
     return (
-        *norm(f"{path}/self_attention_residual/norm", f"{layer}/layer_norm_1"),
-        *attention(
-            f"{path}/self_attention", f"{layer}/attention", dim, dim // heads, (dim, dim, dim)
-        ),
-        *norm(f"{path}/feed_forward_residual/norm", f"{layer}/layer_norm_2"),
-        *dense(f"{path}/feed_forward/inner", f"{layer}/dense_1"),
-        *dense(f"{path}/feed_forward/outer", f"{layer}/dense_2"),
+        *norm(f"{path}/self_attention_residual/norm", norm_1),
+        *attention(f"{path}/self_attention", of_attention, dim, dim // heads, (dim, dim, dim)),
+        *norm(f"{path}/feed_forward_residual/norm", norm_2),
+        *dense(f"{path}/feed_forward/inner", dense_1),
+        *dense(f"{path}/feed_forward/outer", dense_2),
     )
 
 
@@ -425,4 +433,96 @@ CLIP = HubFamily(
     ],
     pairs=_clip_pairs,
     adjust=_set_clip_epsilon,
+)
+
+
+# The vocabulary of Gemma's tokenizer, which SigLIP 2 has.
+_GEMMA_VOCABULARY = 256000
+_SIGLIP_EPSILON = 1e-6
+
+
+def _siglip_arguments(settings: Settings) -> Arguments:
+    settings["vision_encoder"], settings["text_encoder"]
+    image = Settings.of(settings.backbone.vision_encoder, settings.preprocessor)
+    text = Settings.of(settings.backbone.text_encoder, settings.preprocessor)
+    text.only(embedding_dim=text["hidden_dim"], projection_dim=image["hidden_dim"])
+    size = _size(image)
+    vocabulary_size = text["vocabulary_size"]
+    arguments = {
+        **size,
+        "patch_size": image["patch_size"],
+        "vocabulary_size": vocabulary_size,
+        "max_length": text["max_sequence_length"],
+        "pad_id": settings.pad_id_or(0 if vocabulary_size == _GEMMA_VOCABULARY else 1),
+        "image": {
+            **_tower(image),
+            "position_size": size["image_size"],
+            "layer_norm_epsilon": image["layer_norm_epsilon"],
+        },
+        "text": {**_tower(text), "layer_norm_epsilon": text["layer_norm_epsilon"]},
+    }
+    image.check_all_read()
+    text.check_all_read()
+    return arguments
+
+
+def _siglip_table(model: models.Model) -> tuple[Row, ...]:
+    image, text = model.arguments["image"], model.arguments["text"]
+    names = ("self_attn", "layer_norm1", "layer_norm2", "mlp/fc1", "mlp/fc2")
+    of_image, of_text, blocks = "vision_encoder", "text_encoder", "encoder_block_{i}"
+    pooling, head, dim = "image_pooling", f"{of_image}/head", image["dim"]
+    positions = ("position_embedding/embeddings", "position_ids")
+    return (
+        *dense("image_patches/projection", f"{of_image}/embedding/patch_embedding"),
+        Row(
+            "image_positions/positions",
+            tuple(f"{of_image}/embedding/{x}" for x in positions),
+            Lookup(),
+        ),
+        *_tower_blocks(image, "image_encoder_{i}", f"{of_image}/{blocks}", names),
+        *norm("image_final_norm", f"{of_image}/post_layer_norm"),
+        Row(f"{pooling}/probe", (f"{head}/variable",), Reshaped((1, 1, dim), (1, dim))),
+        *attention(
+            f"{pooling}/attention",
+            f"{head}/attention",
+            dim,
+            dim // image["num_heads"],
+            (dim, dim, dim),
+        ),
+        *norm(f"{pooling}/norm", f"{head}/layernorm"),
+        *dense(f"{pooling}/feed_forward/inner", f"{head}/mlp/fc1"),
+        *dense(f"{pooling}/feed_forward/outer", f"{head}/mlp/fc2"),
+        Row("text_embedding/embeddings", (f"{of_text}/embedding/token_embedding/embeddings",)),
+        Row(
+            "text_positions/positions",
+            tuple(f"{of_text}/embedding/{x}" for x in positions),
+            Lookup(),
+        ),
+        *_tower_blocks(text, "text_encoder_{i}", f"{of_text}/{blocks}", names),
+        *norm("text_final_norm", f"{of_text}/post_layer_norm"),
+        *dense("text_projection", f"{of_text}/head"),
+        Row("logit_scale/logit_scale", ("siglip_head/logit_scale",)),
+        Row("logit_bias/logit_bias", ("siglip_head/logit_bias",)),
+    )
+
+
+def _siglip_pairs(ours: HubPart, theirs: HubPart) -> Iterator[tuple[str, HubPart, HubPart]]:
+    similar = ops.matmul(ours["text_embedding"], ops.transpose(ours["image_embedding"]))
+    yield "logits", similar * ours["scale"] + ours["bias"], theirs["text_logits"]
+
+
+def _set_siglip_epsilon(model: models.Model) -> None:
+    """KerasHub's last norm of images has this epsilon, whatever the others have."""
+    model.get_layer("image_final_norm").epsilon = _SIGLIP_EPSILON
+
+
+SIGLIP = replace(
+    CLIP,
+    backbone="SigLIPBackbone",
+    builder=models.siglip,
+    arguments=_siglip_arguments,
+    table=_siglip_table,
+    pairs=_siglip_pairs,
+    adjust=_set_siglip_epsilon,
+    full_length=True,
 )
