@@ -61,7 +61,7 @@ NEEDED = {
         "litert_lm",
         "litert_lm_builder",
     ],
-    "from-transformers-tf": ["safetensors"],
+    "from-transformers-tf": [],
     "on-device": ["tokenizers"],
     "data": ["tokenizers", "sentencepiece"],
     "export": ["tokenizers"],

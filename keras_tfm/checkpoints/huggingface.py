@@ -86,8 +86,9 @@ def load_huggingface(
     """Loads a folder saved by `transformers` as a Keras model.
 
     It reads `config.json` and `model.safetensors`, or the files listed in
-    `model.safetensors.index.json`; without these, `pytorch_model.bin` or its index and files, whose
-    pickles are read without running what is in them. If they exist, it also reads
+    `model.safetensors.index.json`; without these, `pytorch_model.bin`, whose pickles are read
+    without running what is in them, or `tf_model.h5` of the TensorFlow classes of `transformers` 4,
+    or their indices and files. If they exist, it also reads
     `generation_config.json` for BART, its relatives and Whisper, `preprocessor_config.json`, the
     mean and standard deviation of pixels for models of images, and `vocab.json`, the labels of
     `Wav2Vec2ForCTC`. It reads no other files and does not use the network.
@@ -402,7 +403,7 @@ def _architecture(config: Config, family: Family, named: Named) -> str | None:
         return family.architecture_in(named)
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         config.refuse("architectures", names, "one name")
-    return str(names[0])
+    return str(names[0]).removeprefix("TF")
 
 
 def _hint(family: Family, named: Named, name: str) -> str:

@@ -23,21 +23,23 @@ import math
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from keras_tfm.checkpoints.stored_tensor import Tensor
+from keras_tfm.checkpoints.tensorflow_files import as_torch, read_h5_file
 from keras_tfm.checkpoints.torch_files import read_torch_file
 
-INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-# The same of folders that were saved by older versions of transformers.
-_TORCH_INDEX = "pytorch_model.bin.index.json"
-_TORCH_SINGLE = "pytorch_model.bin"
+INDEX = f"{SINGLE}.index.json"
+# A file of weights, in the order in which they are looked for; an index has its name and this.
+_SINGLES = (SINGLE, "pytorch_model.bin", "tf_model.h5")
+_INDEX = ".index.json"
 # The dtypes of weights.
 FLOATS = {
     "F64": np.dtype("float64"),
@@ -52,26 +54,6 @@ INTEGERS: dict[str, np.dtype] = {
 }
 # The longest header that safetensors reads.
 _LONGEST_HEADER = 100_000_000
-
-
-class Tensor(NamedTuple):
-    """The location of a tensor in a file.
-
-    Attributes:
-        file: Path of the file.
-        dtype: str, the dtype's name in safetensors, such as "F32" or "BF16".
-        shape: tuple of int.
-        begin, end: int, the range of its bytes in the file.
-        strides: tuple of int, the steps between neighbours along each axis, in elements; None: the
-            elements are in the order of their indices, as in every safetensors file.
-    """
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-    strides: tuple[int, ...] | None = None
 
 
 class AnyTensors(Mapping[str, Tensor]):
@@ -104,7 +86,7 @@ class Tensors(AnyTensors):
     Args:
         folder: contains `model.safetensors`; or `model.safetensors.index.json` and the files that
             it lists; or a single file `*.safetensors`; or else `pytorch_model.bin`, or
-            `pytorch_model.bin.index.json` and its files.
+            `tf_model.h5`, or their indices and files.
 
     Attributes:
         metadata: dict of texts, those in the headers of all files.
@@ -112,8 +94,8 @@ class Tensors(AnyTensors):
     Raises:
         FileNotFoundError: the folder has none of these.
         ValueError: a file is not a valid safetensors file (it is truncated, its tensors overlap or
-            leave gaps, or its header is damaged or too large) or file of `torch.save`, or the
-            index does not match the files.
+            leave gaps, or its header is damaged or too large), or not one of its other format, or
+            the index does not match the files.
     """
 
     def __init__(self, folder: Path):
@@ -212,11 +194,11 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
             "merge_and_unload() on the model with its adapters and save that; or, for the base "
             "model alone, remove the file"
         )
-    for single, index in ((SINGLE, INDEX), (_TORCH_SINGLE, _TORCH_INDEX)):
+    for single in _SINGLES:
         if (folder / single).is_file():
             return {folder / single: None}
-        if (folder / index).is_file():
-            return _tensors_by_file(folder, folder / index)
+        if (folder / f"{single}{_INDEX}").is_file():
+            return _tensors_by_file(folder, folder / f"{single}{_INDEX}")
         others = sorted(folder.glob("*.safetensors"))
         if len(others) == 1:
             return {others[0]: None}
@@ -225,11 +207,7 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
                 f"{folder} has {[x.name for x in others]}: expected {SINGLE}, {INDEX} or only one "
                 "file"
             )
-    way_out = "; docs/from-transformers-tf.md converts tf_model.h5"
-    raise FileNotFoundError(
-        f"{folder} has no {SINGLE}, and no {_TORCH_SINGLE}"
-        + way_out * (folder / "tf_model.h5").is_file()
-    )
+    raise FileNotFoundError(f"{folder} has no {', '.join(_SINGLES[:-1])} or {_SINGLES[-1]}")
 
 
 def _tensors_by_file(folder: Path, index: Path) -> dict[Path, list[str] | None]:
@@ -240,16 +218,16 @@ def _tensors_by_file(folder: Path, index: Path) -> dict[Path, list[str] | None]:
         raise ValueError(
             f'{index}: expected "weight_map", a dictionary of file names, got {places!r}'
         )
-    suffix = Path(index.name.removesuffix(".index.json")).suffix
+    suffix = Path(index.name.removesuffix(_INDEX)).suffix
     files: dict[Path, list[str] | None] = {}
     for name, file in places.items():
         if Path(file).name != file or not file.endswith(suffix):
             raise ValueError(
                 f"{index}: expected names of {suffix} files in the same folder, got {file!r}"
             )
-        names = files.setdefault(folder / file, [])
-        assert names is not None
-        names.append(name)
+        names = files.setdefault(folder / file, None if suffix == ".h5" else [])
+        if names is not None:  # those of TensorFlow have other names in the files
+            names.append(name)
     missing = sorted(x.name for x in files if not x.is_file())
     if missing:
         raise FileNotFoundError(f"{folder} lacks {missing}, which are in {index.name}")
@@ -258,8 +236,8 @@ def _tensors_by_file(folder: Path, index: Path) -> dict[Path, list[str] | None]:
 
 def _read_header(file: Path) -> tuple[Stamp, dict[str, Tensor], dict[str, str]]:
     """The version of a file, its tensors by name, and its metadata."""
-    if file.suffix == ".bin":
-        return *_read_pickle(file), {}
+    if file.suffix in _READERS:
+        return *_read_foreign(file), {}
     try:
         with file.open("rb") as opened:
             stamp = Stamp.of(os.fstat(opened.fileno()))
@@ -273,7 +251,7 @@ def _read_header(file: Path) -> tuple[Stamp, dict[str, Tensor], dict[str, str]]:
         texts = metadata if isinstance(metadata, dict) else {}
         tensors = {name: _tensor(file, 8 + length, name, x) for name, x in header.items()}
         end = 8 + length
-        for name, tensor in sorted(tensors.items(), key=lambda item: item[1][-2:]):
+        for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
             if tensor.begin != end:
                 raise ValueError(f"{name} must begin at byte {end}, got {tensor.begin}")
             end = tensor.end
@@ -281,21 +259,26 @@ def _read_header(file: Path) -> tuple[Stamp, dict[str, Tensor], dict[str, str]]:
             raise ValueError(f"its tensors end at byte {end}, and the file at {stamp.size}")
     except (ValueError, RecursionError, OSError) as error:
         raise ValueError(f"{file} is not a safetensors file: {error}") from None
+    if texts.get("format") == "tf":
+        tensors = as_torch(tensors.items())
     return stamp, tensors, {name: x for name, x in texts.items() if isinstance(x, str)}
 
 
-def _read_pickle(file: Path) -> tuple[Stamp, dict[str, Tensor]]:
-    """The version of a file of `torch.save`, and its tensors by name."""
+# How files of other formats are read, and what they must be.
+_READERS: dict[str, tuple[Callable[[Path, BinaryIO], dict[str, Tensor]], str]] = {
+    ".bin": (read_torch_file, "a state_dict of torch.save"),
+    ".h5": (read_h5_file, "weights of a TensorFlow class of transformers"),
+}
+
+
+def _read_foreign(file: Path) -> tuple[Stamp, dict[str, Tensor]]:
+    """The version of a file of another format, and its tensors by name."""
+    read, expected = _READERS[file.suffix]
     try:
         with file.open("rb") as opened:
-            stamp = Stamp.of(os.fstat(opened.fileno()))
-            found = read_torch_file(opened)
+            return Stamp.of(os.fstat(opened.fileno())), read(file, opened)
     except (ValueError, OSError) as error:
-        raise ValueError(f"{file} is not a state_dict of torch.save: {error}") from None
-    tensors = {
-        name: Tensor(file, x.dtype, x.shape, x.begin, x.end, x.strides) for name, x in found.items()
-    }
-    return stamp, tensors
+        raise ValueError(f"{file} is not {expected}: {error}") from None
 
 
 def _tensor(file: Path, start: int, name: str, spec: Any) -> Tensor:

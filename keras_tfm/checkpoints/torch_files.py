@@ -11,7 +11,10 @@ import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+
+from keras_tfm.checkpoints.stored_tensor import Tensor
 
 # The dtypes in safetensors, and bytes, by the classes of storages.
 _STORAGES = {
@@ -34,24 +37,6 @@ _PICKLE = b"\x80"
 _LOCAL_HEADER = 30  # bytes of a file's header in a zip, before its name
 # The longest pickle that is read: descriptions, of perhaps 200 bytes for each tensor.
 _LONGEST_PICKLE = 100_000_000
-
-
-class StridedTensor(NamedTuple):
-    """The location of a tensor, whose neighbours need not be beside each other.
-
-    Attributes:
-        dtype: str, the dtype's name in safetensors.
-        shape: tuple of int.
-        strides: tuple of int, the steps between neighbours along each axis, in elements; None: the
-            elements are in the order of their indices, without gaps.
-        begin, end: int, the range of bytes that has all of its elements.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    begin: int
-    end: int
 
 
 class _Storage(NamedTuple):
@@ -77,8 +62,12 @@ class _View(NamedTuple):
 _Place = Callable[[_Storage], tuple[int, int]]
 
 
-def read_torch_file(file: BinaryIO) -> dict[str, StridedTensor]:
-    """The tensors of an open file, by name.
+def read_torch_file(path: Path, file: BinaryIO) -> dict[str, Tensor]:
+    """The tensors of a file, by name.
+
+    Args:
+        path: Path of the file.
+        file: the file, open for reading.
 
     Raises:
         ValueError: it is damaged, has other objects than tensors by name, or a dtype of no number.
@@ -87,7 +76,7 @@ def read_torch_file(file: BinaryIO) -> dict[str, StridedTensor]:
     file.seek(0)
     try:
         content, place = (_read_zip if is_zip else _read_pickles)(file)
-        return _locate(content, place, file.seek(0, 2))
+        return _locate(path, content, place, file.seek(0, 2))
     except ValueError:
         raise
     except Exception as error:  # a damaged pickle raises any
@@ -191,7 +180,7 @@ _KNOWN = {
 }
 
 
-def _locate(content: Any, place: _Place, size: int) -> dict[str, StridedTensor]:
+def _locate(path: Path, content: Any, place: _Place, size: int) -> dict[str, Tensor]:
     """The tensors of an object in a file of `size` bytes."""
     if not isinstance(content, dict):
         raise ValueError(f"it has an object of type {type(content).__name__}, not a state_dict")
@@ -215,8 +204,8 @@ def _locate(content: Any, place: _Place, size: int) -> dict[str, StridedTensor]:
                 f"of {size}"
             )
         strides = None if view.strides == _steps(view.shape) else view.strides
-        tensors[name] = StridedTensor(
-            view.storage.dtype, view.shape, strides, start + begin, start + end
+        tensors[name] = Tensor(
+            path, view.storage.dtype, view.shape, start + begin, start + end, strides
         )
     return tensors
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_tfm.checkpoints.quantized.grids import QuantizedTensor
-from keras_tfm.checkpoints.tensors import AnyTensors, Tensor, Tensors
+from keras_tfm.checkpoints.stored_tensor import Tensor
+from keras_tfm.checkpoints.tensors import AnyTensors, Tensors
 
 
 class Matrix(NamedTuple):

@@ -11,7 +11,8 @@ import numpy as np
 from keras_tfm.checkpoints.config import Config, Fields
 from keras_tfm.checkpoints.quantized.gguf_file import GgufFile
 from keras_tfm.checkpoints.quantized.grids import QuantizedTensor
-from keras_tfm.checkpoints.tensors import AnyTensors, Tensor
+from keras_tfm.checkpoints.stored_tensor import Tensor
+from keras_tfm.checkpoints.tensors import AnyTensors
 
 # The class and the model type of transformers by the architecture of a file.
 _ARCHITECTURES = {

@@ -12,6 +12,8 @@ from keras_tfm.models.vision.clip_encoders import MEAN, STD
 
 # Before version 4.24 or so, transformers saved the ids of the positions.
 _IGNORED = (r"(.*\.)?embeddings\.position_ids",)
+# The first level of names in files of the TensorFlow classes.
+_OF_TENSORFLOW = r"^clip\."
 # The end id in the configurations of OpenAI's models, which their tokenizer does not have: the end
 # token is the one with the largest id.
 _LARGEST = 2
@@ -222,7 +224,7 @@ CLIP = Family(
     arguments=_arguments,
     fields=_fields,
     architectures={"CLIPModel": Architecture(lambda model, config: model, "embedding")},
-    names=Names(ignored=_IGNORED),
+    names=Names(ignored=_IGNORED, renamed={_OF_TENSORFLOW: ""}),
     base="CLIPModel",
 )
 CLIP_IMAGE = Family(
@@ -232,7 +234,11 @@ CLIP_IMAGE = Family(
     arguments=_image_arguments,
     fields=lambda model, architecture: _image_fields(model.arguments),
     architectures=_architectures("CLIPVisionModel", "visual_projection."),
-    names=Names(prefix="vision_model.", ignored=_IGNORED),
+    names=Names(
+        prefix="vision_model.",
+        ignored=_IGNORED,
+        renamed={rf"{_OF_TENSORFLOW}vision_model\.": ""},
+    ),
     base="CLIPVisionModel",
 )
 CLIP_TEXT = Family(
@@ -242,6 +248,10 @@ CLIP_TEXT = Family(
     arguments=_text_arguments,
     fields=lambda model, architecture: _text_fields(model.arguments),
     architectures=_architectures("CLIPTextModel", "text_projection."),
-    names=Names(prefix="text_model.", ignored=_IGNORED),
+    names=Names(
+        prefix="text_model.",
+        ignored=_IGNORED,
+        renamed={rf"{_OF_TENSORFLOW}text_model\.": ""},
+    ),
     base="CLIPTextModel",
 )
