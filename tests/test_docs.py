@@ -74,7 +74,10 @@ NEEDED = {
     "training": ["sacrebleu", "tensorboard", "matplotlib"],
 }
 # Folders that a guide's program finds.
-FOLDERS = {"from-transformers-tf": {"tf_folder": ROOT / "tests/parity/transformers_tf/bert"}}
+FOLDERS = {
+    "from-transformers-tf": {"tf_folder": ROOT / "tests/parity/transformers_tf/bert"},
+    "huggingface": {"adapted": ROOT / "tests/parity/peft/llama"},
+}
 
 
 def blocks_of(page):

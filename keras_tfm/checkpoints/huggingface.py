@@ -24,6 +24,7 @@ from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
 from keras_tfm.checkpoints.image_settings import PROCESSOR, image_fields, tile_text_fields
 from keras_tfm.checkpoints.names import Named
+from keras_tfm.checkpoints.peft import PeftTensors, check_no_adapters
 from keras_tfm.checkpoints.quantized.folder import QuantizedFolder
 from keras_tfm.checkpoints.quantized.gguf import GgufTensors, open_gguf
 from keras_tfm.checkpoints.quantized.gguf_file import is_gguf
@@ -81,6 +82,7 @@ def load_huggingface(
     architecture: str | None = None,
     *,
     lazy: bool | None = False,
+    peft: str | Path | None = None,
     **options: Any,
 ) -> keras.Model:
     """Loads a folder saved by `transformers` as a Keras model.
@@ -113,6 +115,9 @@ def load_huggingface(
             Such a model takes little memory; it can be called and exported. `compile`,
             `set_weights` and generation load its weights. None: if the model has more than 100
             million weights.
+        peft: str or Path, the folder of LoRA adapters that PEFT saved for this model. They are
+            merged into its weights, and the tensors that it saved whole take the place of those of
+            the model.
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`. A
             larger `vocabulary_size` adds ids, as `models.resize_vocabulary` does, of which one may
@@ -129,8 +134,9 @@ def load_huggingface(
             have. If they only need more than is free now, a warning says so.
         ValueError: a file is damaged, or changes while it is read; the model type or architecture
             is not supported, or the configuration has an unsupported value (the error names the
-            field); tensors are quantized in an unsupported way; or the tensors do not match the
-            model: one error lists those that are missing, unexpected, or of another shape or dtype.
+            field); tensors are quantized in an unsupported way, or adapters of another kind; or the
+            tensors do not match the model: one error lists those that are missing, unexpected, or
+            of another shape or dtype.
 
     Example:
 
@@ -142,7 +148,7 @@ def load_huggingface(
     ...     checkpoints.load_huggingface(folder).count_params() == model.count_params()
     True
     """
-    checkpoint = open_huggingface(folder, architecture, **options)
+    checkpoint = open_huggingface(folder, architecture, peft, **options)
     model = checkpoint.load(lazy)
     model = _resize(model, str(folder), checkpoint.stored, checkpoint.sizes)
     if checkpoint.rebuild is not None:
@@ -225,13 +231,18 @@ def read_config(folder: Path) -> Config:
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is damaged.
+        ValueError: it is damaged, or the folder is of adapters.
     """
+    if not (folder / "config.json").is_file():
+        check_no_adapters(folder)
     return open_gguf(folder)[0] if is_gguf(folder) else Config(folder)
 
 
 def open_huggingface(
-    folder: str | Path, architecture: str | None = None, **options: Any
+    folder: str | Path,
+    architecture: str | None = None,
+    peft: str | Path | None = None,
+    **options: Any,
 ) -> Checkpoint:
     """Builds the model of a folder without reading its weights.
 
@@ -239,7 +250,9 @@ def open_huggingface(
         as in `load_huggingface`.
     """
     folder = Path(folder)
-    tensors: Tensors | QuantizedFolder | GgufTensors | None = None
+    if peft is None:
+        check_no_adapters(folder)
+    tensors: Tensors | QuantizedFolder | GgufTensors | PeftTensors | None = None
     if is_gguf(folder):
         config, tensors = open_gguf(folder)
     else:
@@ -265,6 +278,10 @@ def open_huggingface(
         config.only(per_layer_config={})
     if tensors is None:
         tensors = quantized_tensors(config, Tensors(folder))
+    if peft is not None:
+        if not isinstance(tensors, Tensors):
+            raise ValueError(f"{folder}: adapters of PEFT need a base model of floats, not rounded")
+        tensors = PeftTensors(tensors, Path(peft), family.names)
     named = Named(tensors, family.names)
     name = architecture or _architecture(config, family, named)
     if name is None or name not in family.architectures:
@@ -291,6 +308,8 @@ def open_huggingface(
         entries, hint = family.entries(model), _hint(family, named, name)
         ignored = family.leave_out_other_heads(named, name, model, entries)
         named.check(name, entries, hint)
+        if isinstance(tensors, PeftTensors) and model.head and "language" in model.head.kind:
+            tensors.check_tables(named.names.aliases, {x for y in entries for x in y.tensors})
         if ignored and hint and architecture is None:
             warnings.warn(f"{folder}: {name} does not read all tensors{hint}", stacklevel=3)
         if added:
@@ -299,7 +318,7 @@ def open_huggingface(
             arguments["max_length"] = sizes.pop("max_length")  # which the builder only stores
             model = build(arguments)
     rebuild = partial(build, given) if added else None
-    quantized = None if isinstance(tensors, Tensors) else tensors
+    quantized = tensors if isinstance(tensors, QuantizedFolder | GgufTensors) else None
     others = [key for key, x in sizes.items() if x != stored[key]]
     if quantized is not None and others:
         raise ValueError(

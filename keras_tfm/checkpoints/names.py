@@ -37,6 +37,13 @@ class Names:
     ignored: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
 
+    def in_table(self, name: str) -> str:
+        """The name in the table of a tensor in the files."""
+        known = name.removeprefix(self.prefix)
+        for old, new in self.renamed.items():
+            known = re.sub(old, new, known)
+        return known
+
 
 class Named:
     """The tensors of a folder, by their names in a family's table.
@@ -53,9 +60,7 @@ class Named:
         self.prefixed = any(name.startswith(names.prefix) for name in tensors)
         self.own: dict[str, str] = {}
         for name in tensors:
-            known = name.removeprefix(names.prefix)
-            for old, new in names.renamed.items():
-                known = re.sub(old, new, known)
+            known = names.in_table(name)
             if any(re.fullmatch(pattern, known) for pattern in names.ignored):
                 continue
             if known in self.own:

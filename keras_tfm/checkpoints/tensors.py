@@ -87,6 +87,7 @@ class Tensors(AnyTensors):
         folder: contains `model.safetensors`; or `model.safetensors.index.json` and the files that
             it lists; or a single file `*.safetensors`; or else `pytorch_model.bin`, or
             `tf_model.h5`, or their indices and files.
+        singles: names of the files that are looked for.
 
     Attributes:
         metadata: dict of texts, those in the headers of all files.
@@ -98,11 +99,11 @@ class Tensors(AnyTensors):
             the index does not match the files.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, singles: tuple[str, ...] = _SINGLES):
         super().__init__()
         self._stamps: dict[Path, Stamp] = {}
         self.metadata: dict[str, str] = {}
-        for file, names in _files(folder).items():
+        for file, names in _files(folder, singles).items():
             self._stamps[file], found, metadata = _read_header(file)
             self.metadata.update(metadata)
             if names is not None and set(names) != set(found):
@@ -186,15 +187,9 @@ def change_error(file: Path) -> ValueError:
     return ValueError(f"{file} was changed while it was read: load it again")
 
 
-def _files(folder: Path) -> dict[Path, list[str] | None]:
+def _files(folder: Path, singles: tuple[str, ...]) -> dict[Path, list[str] | None]:
     """The files, with the names of their tensors in the index; None without an index."""
-    if (folder / "adapter_config.json").is_file():
-        raise ValueError(
-            f"{folder} has adapters of PEFT (adapter_config.json), which are not read: call "
-            "merge_and_unload() on the model with its adapters and save that; or, for the base "
-            "model alone, remove the file"
-        )
-    for single in _SINGLES:
+    for single in singles:
         if (folder / single).is_file():
             return {folder / single: None}
         if (folder / f"{single}{_INDEX}").is_file():
@@ -207,7 +202,7 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
                 f"{folder} has {[x.name for x in others]}: expected {SINGLE}, {INDEX} or only one "
                 "file"
             )
-    raise FileNotFoundError(f"{folder} has no {', '.join(_SINGLES[:-1])} or {_SINGLES[-1]}")
+    raise FileNotFoundError(f"{folder} has no {', '.join(singles[:-1])} or {singles[-1]}")
 
 
 def _tensors_by_file(folder: Path, index: Path) -> dict[Path, list[str] | None]:

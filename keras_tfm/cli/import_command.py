@@ -7,7 +7,7 @@ from typing import Annotated
 
 from keras_tfm.atomic_files import replacement
 from keras_tfm.cli.console import AsJson, app, typer, work
-from keras_tfm.cli.model_loading import Architecture, is_checkpoint, load_model
+from keras_tfm.cli.model_loading import Architecture, Peft, is_checkpoint, load_model
 from keras_tfm.model_types import names_of
 
 
@@ -22,6 +22,7 @@ def import_(
     ],
     output: Annotated[Path, typer.Argument(help="The .keras file to write.")],
     architecture: Architecture = None,
+    peft: Peft = None,
     segments: Annotated[
         bool,
         typer.Option(
@@ -45,7 +46,7 @@ def import_(
         if folder.exists():
             raise ValueError(f"{folder} must be a folder or a .gguf file")
         raise FileNotFoundError(f"no such folder or .gguf file: {folder}")
-    model = load_model(folder, None, architecture=architecture, segments=segments)
+    model = load_model(folder, None, architecture=architecture, segments=segments, peft=peft)
     with work(f"saving {output}"), replacement(output) as new:
         model.save(new)
     inputs = list(model.input) if isinstance(model.input, dict) else [model.inputs[0].name]

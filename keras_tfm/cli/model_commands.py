@@ -27,6 +27,7 @@ from keras_tfm.cli.model_loading import (
     Architecture,
     Custom,
     ModelPath,
+    Peft,
     is_checkpoint,
     load_folder,
     load_model,
@@ -212,6 +213,7 @@ def export(
     ] = False,
     custom: Custom = None,
     architecture: Architecture = None,
+    peft: Peft = None,
     segments: Annotated[
         bool | None,
         typer.Option(
@@ -281,6 +283,7 @@ def export(
         processor = processor_of(images)
     options = {
         "architecture": architecture,
+        "peft": peft,
         "segments": segments,
         "image_size": size_of_images(processor),
         "lazy": None,
@@ -360,6 +363,7 @@ def verify(
     tolerance: Tolerance = None,
     custom: Custom = None,
     architecture: Architecture = None,
+    peft: Peft = None,
     adapter: Adapter = None,
     as_json: AsJson = False,
 ) -> None:
@@ -374,7 +378,9 @@ def verify(
         from keras_tfm.runtime.manifest import storage
     # Of a folder, the model of the file's size.
     size = size_of_images(storage.read(file).images) if is_checkpoint(model) else None
-    loaded = load_model(model, custom, architecture=architecture, image_size=size, lazy=None)
+    loaded = load_model(
+        model, custom, architecture=architecture, peft=peft, image_size=size, lazy=None
+    )
     with work(f"comparing {file.name} with {model.name}"):
         result = verify_file(loaded, file, verify_inputs, tolerance, adapter=adapter)
     print_result(result, as_json)

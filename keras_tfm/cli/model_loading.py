@@ -24,6 +24,10 @@ Architecture = Annotated[
     str | None,
     typer.Option(help="Of a folder: the model class; by default that of config.json."),
 ]
+Peft = Annotated[
+    Path | None,
+    typer.Option(help="Of a folder: LoRA adapters that PEFT saved for it, which are merged."),
+]
 Custom = Annotated[
     list[str] | None,
     typer.Option(
@@ -54,7 +58,7 @@ def load_folder(path: Path, custom: list[str] | None, **options: Any) -> "Checkp
         from keras_tfm.checkpoints.keras_hub.source import is_preset
         from keras_tfm.export.checkpoints import load_checkpoint
     if is_preset(path):
-        given = {"architecture": options.get("architecture")}
+        given = {name: options.get(name) for name in ("architecture", "peft")}
         refuse(given, "it is for a folder of transformers")
     with work(f"reading {path}"):
         found = load_checkpoint(path, **options)
@@ -74,7 +78,7 @@ def load_model(path: Path, custom: list[str] | None, **options: Any) -> "keras.M
     if is_checkpoint(path):
         return load_folder(path, custom, **options).model
     if path.is_file():
-        of_folders = {name: options.get(name) for name in ("architecture", "segments")}
+        of_folders = {name: options.get(name) for name in ("architecture", "segments", "peft")}
         refuse(of_folders, "it is for a folder of transformers, not for a .keras file")
     with work("loading TensorFlow"):
         import keras

@@ -100,6 +100,7 @@ def load_checkpoint(
     segments: bool | None = None,
     image_size: tuple[int, int] | None = None,
     lazy: bool | None = False,
+    peft: str | Path | None = None,
 ) -> Checkpoint:
     """The model of a folder or of KerasHub.
 
@@ -113,7 +114,7 @@ def load_checkpoint(
             a folder of transformers only if its head may read pairs of texts.
         image_size: the height and width of the model's images; None: those of the folder's rule for
             pictures, or of `config.json` if it has no rule for pictures of one size.
-        lazy: as in `load_huggingface`.
+        lazy, peft: as in `load_huggingface`.
 
     Raises:
         FileNotFoundError: the folder or one of its files does not exist.
@@ -135,6 +136,10 @@ def load_checkpoint(
             f"{str(model)!r}: keras_tfm.load_model loads a .keras file"
         )
     if (folder / "modules.json").is_file() and architecture is None:
+        if peft is not None:
+            raise ValueError(
+                f"{folder}: peft is for a folder of transformers, not of sentence-transformers"
+            )
         return Checkpoint(checkpoints.load_sentence_transformer(folder), "folder", folder)
     config = read_config(folder)
     family = FAMILIES.get(str(config.fields.get("model_type")))
@@ -147,7 +152,7 @@ def load_checkpoint(
         options["segments"] = False
     if image_size is not None and "image_size" in known:
         options["image_size"] = image_size
-    opened, notes = open_huggingface(folder, architecture, **options), list[str]()
+    opened, notes = open_huggingface(folder, architecture, peft, **options), list[str]()
     if image_size is None and "image_size" in known:
         file, size = _size_of_pictures(folder)
         own = opened.stored["image_size"]  # None: images of any size
@@ -155,7 +160,7 @@ def load_checkpoint(
         if own is not None and size not in (None, own):
             notes.append(f"the model reads images of {size}, the size in {file}, instead of {own}")
             try:
-                opened = open_huggingface(folder, architecture, image_size=size, **options)
+                opened = open_huggingface(folder, architecture, peft, image_size=size, **options)
             except ValueError as error:
                 raise ValueError(f"{error}; {_advice(folder)}") from error
     kind = "GGUF file" if is_gguf(folder) else "folder"

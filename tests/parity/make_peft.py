@@ -1,0 +1,54 @@
+"""Writes the folders of peft: small models of transformers, and adapters of PEFT for them.
+
+pip install peft transformers torch; python tests/parity/make_peft.py
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers as t
+from peft import LoraConfig, get_peft_model
+
+FOLDER = Path(__file__).parent / "peft"
+IDS = torch.tensor([[3, 4, 5, 6, 7]])
+
+
+def write(name, model, **options):
+    torch.manual_seed(0)
+    for weight in model.parameters():
+        weight.data += 0.1 * torch.randn_like(weight)
+    model.save_pretrained(FOLDER / name / "base")
+    adapted = get_peft_model(model, LoraConfig(lora_alpha=6, **options))
+    for weight_name, weight in adapted.named_parameters():
+        if "lora_" in weight_name or weight.requires_grad:
+            weight.data += 0.2 * torch.randn_like(weight)
+    adapted.save_pretrained(FOLDER / name / "adapter")
+    with torch.no_grad():
+        np.save(FOLDER / name / "logits.npy", adapted.eval()(IDS).logits.numpy())
+
+
+sizes = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2}
+llama = t.LlamaConfig(**sizes, num_hidden_layers=2, num_key_value_heads=1)
+gpt2 = t.GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=8)
+bert = t.BertConfig(**sizes, num_hidden_layers=1, max_position_embeddings=8, num_labels=3)
+# Ranks and scales of their own for some modules.
+write(
+    "llama",
+    t.LlamaForCausalLM(llama),
+    r=2,
+    target_modules=["q_proj", "v_proj", "down_proj"],
+    rank_pattern={"down_proj": 3},
+    alpha_pattern={"layers.1.self_attn.q_proj": 4},
+)
+# Matrices (in, out), and the scale of rank-stabilized LoRA.
+write("gpt2", t.GPT2LMHeadModel(gpt2), r=3, use_rslora=True, target_modules=["c_attn", "c_proj"])
+# A head and biases that are saved whole, and a table of embeddings.
+write(
+    "bert",
+    t.BertForSequenceClassification(bert),
+    r=2,
+    task_type="SEQ_CLS",
+    target_modules=["query", "word_embeddings"],
+    bias="all",
+)
