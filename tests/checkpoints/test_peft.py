@@ -71,7 +71,7 @@ REFUSED = {
     "DoRA": ({"use_dora": True}, "use_dora must be off; merge these adapters with PEFT"),
     "biases": ({"lora_bias": True}, "lora_bias must be off"),
     "a newer field": ({"use_tomorrow": {"a": 1}}, "use_tomorrow must be off"),
-    "a changed base": ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights must be one that leaves"),
+    "a changed base": ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights must be one"),
     "a scale": ({"lora_alpha": "much"}, "lora_alpha must be a number"),
     "a list": ({"alpha_pattern": [1]}, "alpha_pattern must be a dictionary"),
 }
