@@ -177,12 +177,16 @@ MODEL_TYPES = (
         tokenizer="GemmaTokenizer",
     ),
     ModelType(
+        "exaone4", "EXAONE 4.0", "decoders.olmo2:EXAONE4", "olmo2", "decoder",
+        arguments={"head_norm": True},
+    ),
+    ModelType(
         "olmo3", "OLMo 3", "decoders.olmo2:OLMO3", "olmo2", "decoder",
         arguments={"windows": [4096, None]}, tokenizer="GPT2Tokenizer",
     ),
     ModelType(
         "olmo2", "OLMo 2", "decoders.olmo2:OLMO2", "olmo2", "decoder",
-        vocabularies={"": 100352, "olmo3": 100278},
+        vocabularies={"": 100352, "olmo3": 100278, "exaone4": 102400},
         tokenizer="GPT2Tokenizer",
     ),
     ModelType(

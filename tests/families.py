@@ -66,7 +66,9 @@ def own_options():
             "attention_multiplier": 0.7, "residual_multiplier": 0.6, "logits_scaling": 2.5,
         },
         "cohere2": {"windows": [4, None]},
-        "olmo3": {"windows": [4, None], "local_rope_theta": 500000.0},
+        "exaone4": {"windows": [4, None], "global_rotary": False},
+        "olmo2": {"head_dim": None},
+        "olmo3": {"head_dim": None, "windows": [4, None], "local_rope_theta": 500000.0},
         "lfm2": {"attends": [False, True], "head_dim": None},
         "lfm3": {
             "num_layers": 3, "attends": [False, True, True], "windows": [None, 4, None],

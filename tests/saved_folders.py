@@ -82,6 +82,8 @@ OPTIONS = {
     "gpt_neox, one after the other": {"parallel": False, "attention_bias": False},
     "gpt_neox, whole heads, tied": {"rotary_dim": 6, "tie_output": True},
     "olmo3, two wavelengths, version 5": {"local_rope_theta": 50.0},
+    "exaone4, no windows, tied": {"windows": None, "global_rotary": True, "tie_output": True},
+    "exaone4, no positions": {"windows": None},
     "cohere2, no windows, untied": {"windows": None, "tie_output": False},
     "t5, plain, untied": {"gated": False, "tie_output": False, "activation": "gelu"},
     "umt5, plain, tied": {"gated": False, "tie_output": True, "end_id": 5},

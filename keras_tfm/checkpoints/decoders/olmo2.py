@@ -1,6 +1,7 @@
-"""Checkpoints of OLMo 2 and 3: tensor names, configuration and heads."""
+"""Checkpoints of OLMo 2 and 3 and EXAONE 4.0: tensor names, configuration and heads."""
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 
 from keras_tfm import models
@@ -11,6 +12,7 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     Windows,
     architectures,
     check_heads,
+    check_saved,
     read_pad_id,
     read_windows,
     window_of,
@@ -26,7 +28,7 @@ from keras_tfm.checkpoints.decoders.rope import (
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.rows import Row, rms_norm
-from keras_tfm.checkpoints.transforms import Reshaped
+from keras_tfm.checkpoints.transforms import Reshaped, Same
 
 # Values of fields that are missing in `config.json`.
 _DEFAULTS: Arguments = {
@@ -34,11 +36,16 @@ _DEFAULTS: Arguments = {
     "intermediate_size": 11008, "num_key_value_heads": None, "head_dim": None,
     "max_position_embeddings": 2048, "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
 }  # fmt: skip
-_WINDOW, _THETA = 4096, 500000.0
+_EXAONE_DEFAULTS: Arguments = {
+    "vocab_size": 102400, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "intermediate_size": 16384, "num_key_value_heads": 32, "head_dim": None,
+    "max_position_embeddings": 2048, "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+_WINDOW, _PATTERN, _THETA = 4096, 4, 500000.0
 
 
 def _table(model: models.Model) -> tuple[Row, ...]:
-    """Llama's without its norms, and the norms of all heads and of the sublayers' outputs."""
+    """Llama's without its norms, and those of queries, keys and the sublayers' outputs."""
     given, path, layer = model.arguments, "decoder_{i}", "layers.{i}"
     heads, groups = given["num_heads"], given["num_key_value_heads"] or given["num_heads"]
     width = given["dim"] // heads
@@ -53,7 +60,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
             Row(
                 f"{path}/self_attention/{name}/scale",
                 (f"{layer}.self_attn.{name[0]}_norm.weight",),
-                Reshaped((count * width,), (count, width)),
+                Same() if _is_exaone(model) else Reshaped((count * width,), (count, width)),
             )
             for name, count in (("query_norm", heads), ("key_norm", groups))
         ),
@@ -74,6 +81,38 @@ def _windows(config: Config, num_layers: int) -> Windows:
     return read_windows(config, kinds, window)
 
 
+def _exaone_windows(config: Config, num_layers: int) -> Arguments:
+    """The window of each block. If there are windows, the others have no rotary positions.
+
+    That is what transformers does if `sliding_window` is a number, whatever `layer_types` says.
+    """
+    missing = "sliding_window" not in config.fields
+    window = _WINDOW if missing else config.integer("sliding_window", None)
+    kinds = config.fields.get("layer_types")
+    if kinds is None:
+        pattern = config.fields.get("sliding_window_pattern", _PATTERN)
+        if window is not None and (type(pattern) is not int or pattern < 1):
+            config.refuse("sliding_window_pattern", pattern, "an integer, without layer_types")
+        is_local = [window is not None and (i + 1) % pattern != 0 for i in range(num_layers)]
+        kinds = [SLIDING if x else FULL for x in is_local]
+    if window is None and SLIDING in kinds:
+        config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
+    return {"windows": read_windows(config, kinds, window), "global_rotary": window is None}
+
+
+def _exaone_arguments(config: Config, named: Named) -> Arguments:
+    arguments = shared_arguments(config, named, _EXAONE_DEFAULTS)
+    del arguments["attention_bias"]  # which transformers does not read
+    return {
+        **arguments,
+        "activation": config.activation("hidden_act", "silu"),
+        **read_rope(config),
+        **_exaone_windows(config, arguments["num_layers"]),
+        "head_norm": True,
+        "pad_id": read_pad_id(config, named),
+    }
+
+
 def _arguments(config: Config, named: Named, is_third: bool) -> Arguments:
     arguments = shared_arguments(config, named, _DEFAULTS)
     dim, heads, head_dim = (arguments[x] for x in ("dim", "num_heads", "head_dim"))
@@ -91,8 +130,31 @@ def _arguments(config: Config, named: Named, is_third: bool) -> Arguments:
     return {**arguments, **rope, "windows": _windows(config, arguments["num_layers"])}
 
 
+def _exaone_fields(model: models.Model, architecture: str) -> Fields:
+    check_saved(model, "exaone4", local_rope_theta=None, attention_bias=False)
+    window, each = window_of(model)
+    rotary = model.arguments["global_rotary"]
+    if rotary and window is not None and None in each:
+        raise ValueError(
+            f"{model.name}: global_rotary must be False to be saved as exaone4 with windows in "
+            f"some blocks, got True with the windows {each}"
+        )
+    fields = {
+        **shared_fields(model, architecture),
+        "hidden_act": activation_name(model.arguments["activation"]),
+        **rope_fields(model),
+        "sliding_window": None if rotary and window is None else window or _WINDOW,
+        "layer_types": [FULL if x is None else SLIDING for x in each],
+    }
+    del fields["attention_bias"]
+    return fields
+
+
 def _fields(model: models.Model, architecture: str, is_third: bool) -> Fields:
-    check_heads(model, "olmo3" if is_third else "olmo2")
+    kind = "olmo3" if is_third else "olmo2"
+    check_heads(model, kind)
+    head_dim = model.arguments["dim"] // model.arguments["num_heads"]
+    check_saved(model, kind, head_dim=(None, head_dim), global_rotary=True)
     fields = {
         **shared_fields(model, architecture),
         "hidden_act": activation_name(model.arguments["activation"]),
@@ -121,24 +183,41 @@ def _fields(model: models.Model, architecture: str, is_third: bool) -> Fields:
     }
 
 
-def _family(model_type: str, name: str, is_third: bool) -> Family:
+def _family(
+    model_type: str,
+    name: str,
+    arguments: Callable[[Config, Named], Arguments],
+    fields: Callable[[models.Model, str], Fields],
+) -> Family:
     return Family(
         model_type=model_type,
         builder=models.olmo2,
         table=_table,
-        arguments=partial(_arguments, is_third=is_third),
-        fields=partial(_fields, is_third=is_third),
+        arguments=arguments,
+        fields=fields,
         architectures=architectures(name, f"{name}ForCausalLM", f"{name}Model"),
-        is_of=lambda model: is_third is _is_third(model),
+        is_of=lambda model: model_type == _type_of(model),
         names=NAMES,
         base=f"{name}Model",
     )
 
 
-def _is_third(model: models.Model) -> bool:
+def _type_of(model: models.Model) -> str:
     given = model.arguments
-    return given["windows"] is not None or given["local_rope_theta"] is not None
+    if _is_exaone(model):
+        return "exaone4"
+    is_third = given["windows"] is not None or given["local_rope_theta"] is not None
+    return "olmo3" if is_third else "olmo2"
 
 
-OLMO3 = _family("olmo3", "Olmo3", True)
-OLMO2 = _family("olmo2", "Olmo2", False)
+def _is_exaone(model: models.Model) -> bool:
+    return bool(model.arguments.get("head_norm"))  # models saved before it are OLMo's
+
+
+OLMO3 = _family(
+    "olmo3", "Olmo3", partial(_arguments, is_third=True), partial(_fields, is_third=True)
+)
+OLMO2 = _family(
+    "olmo2", "Olmo2", partial(_arguments, is_third=False), partial(_fields, is_third=False)
+)
+EXAONE4 = _family("exaone4", "Exaone4", _exaone_arguments, _exaone_fields)
