@@ -131,6 +131,14 @@ MODEL_TYPES = (
         vocabularies={"": 248320}, tokenizer="Qwen2Tokenizer",
     ),
     ModelType(
+        "ernie4_5", "ERNIE 4.5 (dense)", "decoders.ernie4_5:ERNIE4_5", "llama", "decoder",
+        arguments={"interleaved": True}, tokenizer="LlamaTokenizer",
+    ),
+    ModelType(
+        "ministral3", "Ministral 3 (text)", "decoders.ministral3:MINISTRAL3", "llama", "decoder",
+        arguments={"query_beta": 0.1},
+    ),
+    ModelType(
         "qwen3", "Qwen3, Qwen3-Embedding", "decoders.llama:QWEN3", "llama", "decoder",
         arguments={"query_key_norm": True}, tokenizer="Qwen2Tokenizer",
     ),
@@ -146,7 +154,7 @@ MODEL_TYPES = (
         "llama", "Llama, SmolLM", "decoders.llama:LLAMA", "llama", "decoder",
         vocabularies={
             "": 32000, "smollm2": 49152, "qwen": 151936, "llama3": 128256, "llama-3": 128256,
-            "mistral": 32768,
+            "mistral": 32768, "ernie": 103424, "ministral3": 131072,
         },
         tokenizer="LlamaTokenizer",
     ),

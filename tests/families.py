@@ -47,6 +47,7 @@ def own_options():
         "openai-gpt": {"intermediate_dim": 4 * dim},  # n_inner is unknown to transformers
         "gpt_neo": {"windows": [None, 4]},
         "mistral": {"windows": 4},
+        "ministral3": {"rope_scaling": layers.YaRNScaling(4.0, 3)},
         "gemma2": {**gemma2, "attention_logit_soft_cap": 2.0},
         "gemma3_text": {**gemma2, "local_rope_theta": 50.0},
         "gemma3_text, bidirectional": {"causal": False, "pad_id": 0},

@@ -49,6 +49,12 @@ OPTIONS = {
     "qwen2, windows": {"windows": [None, 4]},
     "qwen2, bidirectional, version 5": {"causal": False, "pad_id": 0, "windows": [None, 4]},
     "qwen3, tied": {"tie_output": True},
+    "ernie4_5, biases, untied": {
+        "attention_bias": True, "feed_forward_bias": True, "tie_output": False,
+    },
+    "ministral3, windows, no factor of queries, tied": {
+        "windows": 4, "query_beta": 0.0, "tie_output": True,
+    },
     "llama, biases": {"attention_bias": True, "feed_forward_bias": True},
     "lfm2, biases, untied": {"convolution_bias": True, "kernel_size": 4, "tie_output": False},
     "lfm3, biases, untied, plain": {
@@ -181,6 +187,7 @@ CASES = {
         for scaling in scalings_of(name)
         # transformers reads `truncate` in no configuration by layer type.
         if scaling != "yarn in full" or name not in ("gemma3_text", "lfm3", "olmo3", "t5gemma2")
+        if scaling != "linear" or name != "ministral3"  # which scales queries by a length
     },
     **{name: partial(small, name.partition(",")[0], **x) for name, x in OPTIONS.items()},
 }

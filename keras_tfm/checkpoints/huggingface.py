@@ -160,9 +160,10 @@ def load_huggingface(
 
 # Model types of texts and images whose language model can be loaded alone: its type and class.
 _TEXT_PARTS = {
-    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
-    "gemma4": ("gemma4_text", "Gemma4ForCausalLM"),
-    "qwen3_5": ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+    "gemma3": {"gemma3_text": "Gemma3ForCausalLM"},
+    "gemma4": {"gemma4_text": "Gemma4ForCausalLM"},
+    "mistral3": {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
+    "qwen3_5": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
 }
 
 
@@ -331,13 +332,23 @@ def open_huggingface(
 
 def _text_part(config: Config, model_type: str, architecture: str | None) -> tuple[Config, str]:
     """The configuration of the language model in a folder that also reads images, and its type."""
-    text_type, causal = _TEXT_PARTS[model_type]
-    if architecture != causal:
+    text, types = config.part("text_config"), _TEXT_PARTS[model_type]
+    text_type = text.text("model_type", next(iter(types)))
+    if text_type not in types:
+        config.refuse("model_type of text_config", text_type, f"one of {list(types)}")
+    if architecture != types[text_type]:
         expected = f'"{text_type}": vision_config is of images, which are not supported; '
         config.refuse(
-            "model_type", model_type, f"{expected}architecture={causal!r} loads the language model"
+            "model_type",
+            model_type,
+            f"{expected}architecture={types[text_type]!r} loads the language model",
         )
-    fields = {**config.part("text_config").fields, "model_type": text_type}
+    fields = {**text.fields, "model_type": text_type}
+    # transformers reads these two beside the part. An output of its own is never left out.
+    tied = text.flag("tie_word_embeddings", True)
+    fields["tie_word_embeddings"] = config.flag("tie_word_embeddings", tied)
+    if config.fields.get("quantization_config") is not None:
+        fields["quantization_config"] = config.fields["quantization_config"]
     return Config.of(config.file, fields), text_type
 
 

@@ -24,7 +24,13 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     read_windows,
     window_of,
 )
-from keras_tfm.checkpoints.decoders.llama import NAMES, shared_arguments, shared_fields, table
+from keras_tfm.checkpoints.decoders.llama import (
+    NAMES,
+    PART_NAMES,
+    shared_arguments,
+    shared_fields,
+    table,
+)
 from keras_tfm.checkpoints.decoders.rope import (
     read_rope,
     read_rope_by_layer_type,
@@ -189,16 +195,6 @@ def _family(
     )
 
 
-# In folders that also read images, the names of the language model begin with
-# "language_model.model." (version 4 of transformers) or "model.language_model." (version 5).
-PART_NAMES = replace(
-    NAMES,
-    ignored=(
-        *NAMES.ignored,
-        r"((vision|audio)_tower|multi_modal_projector|embed_(vision|audio))\..*",
-    ),
-    renamed={r"^language_model\.(model\.)?": ""},
-)
 GEMMA3 = replace(
     _family("gemma3_text", "Gemma3", 3, lambda x: x.arguments["query_key_norm"], "Gemma3TextModel"),
     names=PART_NAMES,

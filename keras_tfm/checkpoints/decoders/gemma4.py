@@ -12,8 +12,7 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     read_windows,
     window_of,
 )
-from keras_tfm.checkpoints.decoders.gemma import PART_NAMES
-from keras_tfm.checkpoints.decoders.llama import shared_arguments, shared_fields
+from keras_tfm.checkpoints.decoders.llama import PART_NAMES, shared_arguments, shared_fields
 from keras_tfm.checkpoints.decoders.llama import table as llama_table
 from keras_tfm.checkpoints.decoders.rope import read_rope_by_layer_type, rope_fields_by_layer_type
 from keras_tfm.checkpoints.family import Family

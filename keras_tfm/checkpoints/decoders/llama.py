@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from keras_tfm import models
@@ -50,6 +51,16 @@ NAMES = Names(
     prefix="model.",
     aliases={"lm_head.weight": "embed_tokens.weight"},
     ignored=(r".*rotary_emb\.inv_freq",),
+)
+# In folders that also read images, the names of the language model begin with
+# "language_model.model." (version 4 of transformers) or "model.language_model." (version 5).
+PART_NAMES = replace(
+    NAMES,
+    ignored=(
+        *NAMES.ignored,
+        r"((vision|audio)_tower|multi_modal_projector|embed_(vision|audio))\..*",
+    ),
+    renamed={r"^language_model\.(model\.)?": ""},
 )
 
 
@@ -108,6 +119,8 @@ def shared_arguments(
     groups = defaults["num_key_value_heads"] or heads
     if "num_key_value_heads" in config.fields:  # null: as many
         groups = heads
+    # null: hidden_size / heads
+    head_dim = None if "head_dim" in config.fields else defaults["head_dim"]
     tied = defaults["tie_word_embeddings"]
     return {
         "vocabulary_size": config.integer("vocab_size", defaults["vocab_size"]),
@@ -118,7 +131,7 @@ def shared_arguments(
         "num_heads": heads,
         "intermediate_dim": config.integer("intermediate_size", defaults["intermediate_size"]),
         "num_key_value_heads": config.integer("num_key_value_heads", groups),
-        "head_dim": config.integer("head_dim", defaults["head_dim"]),
+        "head_dim": config.integer("head_dim", head_dim),
         "rms_norm_epsilon": config.number("rms_norm_eps", defaults.get("rms_norm_eps", 1e-6)),
         "attention_bias": config.flag("attention_bias", False),
         "attention_dropout": config.number("attention_dropout", 0.0, 1),
@@ -255,7 +268,7 @@ def _family(
         fields=partial(_fields, model_type=model_type),
         architectures=architectures(name, f"{name}ForCausalLM", f"{name}Model"),
         is_of=is_of,
-        names=NAMES,
+        names=PART_NAMES if model_type == "mistral" else NAMES,
         base=f"{name}Model",
     )
 

@@ -10,6 +10,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer, check_number, check_positive
 from keras_tfm.layers.arguments import as_initializer, as_norm, serialize_part, single_axis
 from keras_tfm.layers.base_layer import Projection, RematerializedLayer
+from keras_tfm.layers.decoding.scope import positions_of
 from keras_tfm.layers.dropout import DrawnDropout, Dropout
 from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.attention import attention, joined_bias
@@ -188,6 +189,12 @@ class MultiHeadAttention(RematerializedLayer):
         layer = self._dense(name or kind, units, use_bias=kind in self._biased)
         layer.build(input_shape)
         return layer
+
+    def _scaled_query(self, query: Tensor, x: Tensor, positions: Tensor | None) -> Tensor:
+        """The rotated queries of `x`, scaled by their positions if the position part does so."""
+        if self.position is None or not self.position.scales_query:
+            return query
+        return self.position.scale_query(query, positions_of(x, positions))
 
     def _attend(
         self,

@@ -104,7 +104,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         if self.query_norm is not None:
             q = normalize_heads(self.query_norm, q)
         if position is not None:
-            q = position.rotate(q, where.query)
+            q = self._scaled_query(position.rotate(q, where.query), x, positions)
 
         def project() -> tuple[Tensor, Tensor]:
             values = finite_padding(context, mask)

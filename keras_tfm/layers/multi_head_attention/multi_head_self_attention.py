@@ -244,15 +244,17 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         step = gate = None
         if isinstance(scope, SourceScope):
             refuse_mask(self.name, mask)
-            y = self._attend_around(scope, x, self._rotated_heads(x, query, key, value, where))
-            return self.output_projection(y)
+            q, k, v, gate = self._rotated_heads(x, query, key, value, where)
+            q = self._scaled_query(q, x, positions)
+            return self.output_projection(self._attend_around(scope, x, (q, k, v, gate)))
         if is_given:
-            q = self._rotated_query(x, query, where)
+            q = self._scaled_query(self._rotated_query(x, query, where), x, positions)
             k, v = split_heads(keys, self._groups), split_heads(values, self._groups)
             if scope is not None:
                 step = scope.extended_by(self.name, keys)
         else:
             q, k, v, gate = self._rotated_heads(x, query, key, value, where)
+            q = self._scaled_query(q, x, positions)
             if self.causal:
                 k, v = as_cached(k), as_cached(v)
             if self.causal and scope is not None:

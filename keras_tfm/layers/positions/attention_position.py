@@ -91,6 +91,8 @@ class AttentionPosition(keras.layers.Layer):
     # Whether positions count from a row's first token. False: they count left padding too, which
     # changes no distance, and are the same in all rows.
     absolute = False
+    # Whether `scale_query` does anything.
+    scales_query = False
 
     def build_for(self, num_heads: int, head_dim: int, value_dim: int) -> None:
         """Creates the weights for H heads with keys of width K and values of width V."""
@@ -108,6 +110,18 @@ class AttentionPosition(keras.layers.Layer):
             Float tensor (..., H, T, K).
         """
         return x
+
+    def scale_query(self, query: Tensor, positions: Span | Tensor) -> Tensor:
+        """Multiplies rotated queries by factors of their positions; called with `scales_query`.
+
+        Args:
+            query: float tensor (..., H, T, K).
+            positions: `Span` or int32 (..., T), which count from a row's first token.
+
+        Returns:
+            Float tensor (..., H, T, K).
+        """
+        return query
 
     def draw(self) -> Tensor | None:
         """Draws the seed of one call in training, for a part with dropout.

@@ -5,10 +5,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.arguments import check_integer, check_positive
+from keras_tfm.arguments import check_integer, check_number, check_positive
 from keras_tfm.layers.multi_head_attention.heads import merge_last, split_last
 from keras_tfm.layers.positions.attention_position import AttentionPosition
-from keras_tfm.layers.positions.coordinates import Span
+from keras_tfm.layers.positions.coordinates import Span, as_tensor
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.positions.sinusoids import angular_frequencies, sinusoids
 from keras_tfm.layers.types import Config, Tensor
@@ -32,11 +32,15 @@ class RotaryEmbedding(AttentionPosition):
             work with the other.
         scaling: `LinearScaling`, `Llama3Scaling`, `LongRoPEScaling`, `NTKScaling` or `YaRNScaling`,
             for sequences longer than in training. Default: none.
+        query_beta: float, b in 1 + b ln(1 + floor(p / n)), by which the queries at position p are
+            multiplied, counted from a row's first token; n is the `original_length` of `scaling`.
+            Attention over long texts stays sharp (Ministral 3 and Llama 4; arXiv:2501.19399).
+            Default: they are not multiplied.
 
     Raises:
         TypeError: an argument of the wrong type.
-        ValueError: an argument out of range; when the layer is built, an odd `rotary_dim` or one
-            above K.
+        ValueError: an argument out of range, `query_beta` without an `original_length`; when the
+            layer is built, an odd `rotary_dim` or one above K.
 
     Example:
 
@@ -53,6 +57,7 @@ class RotaryEmbedding(AttentionPosition):
         rotary_dim: int | None = None,
         interleaved: bool = False,
         scaling: RotaryScaling | None = None,
+        query_beta: float = 0.0,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -69,6 +74,16 @@ class RotaryEmbedding(AttentionPosition):
         self.rotary_dim = rotary_dim
         self.interleaved = interleaved
         self.scaling = scaling
+        check_number("query_beta", query_beta)
+        if query_beta < 0.0:
+            raise ValueError(f"query_beta must be at least 0, got {query_beta}")
+        if query_beta and not hasattr(scaling, "original_length"):
+            raise ValueError(
+                "query_beta requires a scaling with an original_length, such as YaRNScaling, got "
+                f"{scaling}"
+            )
+        self.query_beta = query_beta
+        self.scales_query = query_beta > 0.0
 
     def build_for(self, num_heads: int, head_dim: int, value_dim: int) -> None:
         """Checks the widths; there are no weights."""
@@ -88,6 +103,17 @@ class RotaryEmbedding(AttentionPosition):
         y = turned * cosine + self._partners(turned, dim // 2) * sine
         y = ops.cast(y, x.dtype)
         return y if dim == head_dim else ops.concatenate([y, x[..., dim:]], axis=-1)
+
+    def scale_query(self, query: Tensor, positions: Span | Tensor) -> Tensor:
+        """(..., H, T, K), multiplied by 1 + b ln(1 + floor(p / n)); see `query_beta`."""
+        length = self.scaling.original_length
+        if isinstance(positions, Span) and positions.end is not None and positions.end <= length:
+            return query  # all factors are 1
+        times = ops.cast(as_tensor(positions) // length, "float32")
+        factor = ops.expand_dims(1.0 + self.query_beta * ops.log(1.0 + times), -1)
+        if len(factor.shape) > 2:
+            factor = ops.expand_dims(factor, -3)  # same for all heads
+        return query * ops.cast(factor, query.dtype)
 
     def _partners(self, x: Tensor, half: int) -> Tensor:
         """(..., K), what the sine of each dimension is multiplied with: the other of its pair."""
@@ -138,4 +164,5 @@ class RotaryEmbedding(AttentionPosition):
             "rotary_dim": self.rotary_dim,
             "interleaved": self.interleaved,
             "scaling": keras.saving.serialize_keras_object(self.scaling),
+            "query_beta": self.query_beta,
         }

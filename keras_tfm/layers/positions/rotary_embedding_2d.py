@@ -124,6 +124,6 @@ class RotaryEmbedding2D(RotaryEmbedding):
     def get_config(self) -> Config:
         """The constructor's arguments."""
         config = super().get_config()
-        for name in ("rotary_dim", "interleaved", "scaling"):
+        for name in ("rotary_dim", "interleaved", "scaling", "query_beta"):
             del config[name]
         return {**config, "width": self.width, "prefix": self.prefix, "height": self.height}

@@ -1,9 +1,9 @@
-"""Llama (arXiv:2302.13971, 2407.21783) and its relatives: Mistral, Qwen2, Qwen3, SmolLM."""
+"""Llama (arXiv:2302.13971, 2407.21783) and its relatives: Mistral, Ministral, Qwen, ERNIE."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
+from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock, YaRNScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
 from keras_tfm.models.identity import builder
@@ -29,6 +29,16 @@ SIZES: dict[str, Arguments] = {
         "intermediate_dim": 3072, "rope_theta": 1e6, "rms_norm_epsilon": 1e-6, "tie_output": True,
         "query_key_norm": True, "max_length": 40960,
     },
+    "ernie4.5-0.3b": {
+        "dim": 1024, "num_layers": 18, "num_heads": 16, "num_key_value_heads": 2, "head_dim": 128,
+        "intermediate_dim": 3072, "rope_theta": 500000.0, "interleaved": True, "tie_output": True,
+        "max_length": 131072,
+    },
+    "ministral3-3b": {
+        "dim": 3072, "num_layers": 26, "num_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_dim": 9216, "rope_theta": 1e6, "query_beta": 0.1, "tie_output": True,
+        "rope_scaling": YaRNScaling(16.0, 16384, attention_factor=1.0), "max_length": 262144,
+    },
     "llama2-7b": {
         "dim": 4096, "num_layers": 32, "num_heads": 32, "intermediate_dim": 11008,
         "max_length": 4096,
@@ -53,6 +63,8 @@ def llama(
     rms_norm_epsilon: float = 1e-5,
     rope_theta: float = 10000.0,
     rope_scaling: Any = None,
+    interleaved: bool = False,
+    query_beta: float | None = None,
     windows: int | Sequence[int | None] | None = None,
     attention_bias: bool | Collection[str] = False,
     feed_forward_bias: bool = False,
@@ -69,9 +81,13 @@ def llama(
 
     Pre-norm blocks with RMS normalisation, rotary positions, grouped-query attention and SwiGLU.
     Mistral adds sliding windows, Qwen2 biases of queries, keys and values, Qwen3 normalised queries
-    and keys. Some embedders, such as GTE's of Qwen2, are not causal.
+    and keys. ERNIE 4.5 rotates neighbouring pairs, and Ministral 3 scales queries by position. Some embedders, such as GTE's of Qwen2, are not
+    causal.
 
     Args:
+        interleaved: bool, whether neighbouring pairs are rotated, see `layers.RotaryEmbedding`.
+        query_beta: float, by how much the queries at later positions are multiplied, see there;
+            `rope_scaling` must have an `original_length`. Default: they are not.
         query_key_norm: bool, whether queries and keys are normalised, with `rms_norm_epsilon`.
 
     Returns:
@@ -98,7 +114,10 @@ def llama(
     )  # fmt: skip
 
     def block(i: int, window: int | None) -> TransformerDecoderBlock:
-        position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
+        position = RotaryEmbedding(
+            rope_theta, interleaved=interleaved, scaling=rope_scaling,
+            query_beta=query_beta or 0.0, dtype=dtype,
+        )  # fmt: skip
         residual = Residual(input_norm=parts.norm("norm"), dtype=dtype)
         norms = parts.head_norms() if query_key_norm else {}
         return parts.block(f"decoder_{i}", window, position, residual, **norms)
