@@ -135,6 +135,10 @@ MODEL_TYPES = (
         arguments={"interleaved": True}, tokenizer="LlamaTokenizer",
     ),
     ModelType(
+        "hunyuan_v1_dense", "HunYuan (dense)", "decoders.hunyuan:HUNYUAN", "llama", "decoder",
+        arguments={"query_key_norm": True, "rotate_first": True},
+    ),
+    ModelType(
         "ministral3", "Ministral 3 (text)", "decoders.ministral3:MINISTRAL3", "llama", "decoder",
         arguments={"query_beta": 0.1},
     ),

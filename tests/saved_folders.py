@@ -55,6 +55,9 @@ OPTIONS = {
     "ministral3, windows, no factor of queries, tied": {
         "windows": 4, "query_beta": 0.0, "tie_output": True,
     },
+    "hunyuan_v1_dense, alpha, biases, tied": {
+        "attention_bias": True, "tie_output": True, "rope_scaling": layers.NTKScaling(50.0),
+    },
     "llama, biases": {"attention_bias": True, "feed_forward_bias": True},
     "lfm2, biases, untied": {"convolution_bias": True, "kernel_size": 4, "tie_output": False},
     "lfm3, biases, untied, plain": {

@@ -28,6 +28,11 @@ def llama(**options):
     return models.llama(11, **{**SMALL, **options})
 
 
+def olmo2(**options):
+    return models.olmo2(11, **{**SMALL, **options})
+
+
+YARN = layers.YaRNScaling(2.0, 8)
 NEO = {"attention_bias": ["output"], "scale_scores": False, "windows": [None, 3]}
 
 
@@ -64,6 +69,34 @@ NEO = {"attention_bias": ["output"], "scale_scores": False, "windows": [None, 3]
             r"windows of the blocks with attention must be equal .* as lfm3, got \[2, 3\]",
         ),
         (lambda: llama(num_heads=3, head_dim=4), "num_heads must divide dim .* as llama"),
+        (
+            lambda: olmo2(head_norm=True, windows=[None, 3]),
+            r"global_rotary must be False to be saved as exaone4 .* windows \[None, 3\]",
+        ),
+        (lambda: olmo2(head_norm=True, attention_bias=True), "attention_bias must be False to be "),
+        (lambda: olmo2(global_rotary=False), "global_rotary must be True to be saved as olmo2"),
+        (lambda: olmo2(head_dim=6, windows=3), "head_dim must be None or 4 to be saved as olmo3"),
+        (
+            lambda: llama(interleaved=True, windows=3),
+            "windows must be None to be saved as ernie4_5",
+        ),
+        (
+            lambda: llama(interleaved=True, attention_bias=True),
+            "attention_bias must be False to be saved as ernie4_5",
+        ),
+        (
+            lambda: llama(query_beta=0.1, rope_scaling=YARN, windows=[None, 3]),
+            "all windows must be equal to be saved as ministral3",
+        ),
+        (
+            lambda: llama(query_beta=0.1, rope_scaling=YARN, query_key_norm=True),
+            "query_key_norm must be False to be saved as ministral3",
+        ),
+        (lambda: llama(rotate_first=True), "query_key_norm must be True to be saved as hunyuan_v1"),
+        (
+            lambda: llama(rope_scaling=layers.NTKScaling(3.0)),
+            "rope_scaling must be one of .* to be saved, got NTKScaling",
+        ),
     ],
 )
 def test_what_a_folder_cannot_express_is_refused(make, message, tmp_path):

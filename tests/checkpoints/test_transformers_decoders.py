@@ -314,6 +314,9 @@ LLAMA = ("LlamaForCausalLM", SIZES)
 TWO = ("Gemma2ForCausalLM", GEMMA2)
 THREE = ("Gemma3ForCausalLM", GEMMA3)
 OLD = ("GPTNeoForCausalLM", NEO)
+EXAONE = ("Exaone4ForCausalLM", {**SIZES, "sliding_window": 3})
+BETA = "llama_4_scaling_beta"
+MINISTRAL = ("Ministral3ForCausalLM", {**SIZES, "rope_parameters": {**YARN, BETA: 0.3}})
 HYBRID = ("GraniteMoeHybridForCausalLM", GRANITE4)
 
 
@@ -357,6 +360,32 @@ HYBRID = ("GraniteMoeHybridForCausalLM", GRANITE4)
         (("Lfm3ForCausalLM", LFM3), {"sliding_window": "x"}, "sliding_window must be an integer"),
         (("Lfm3ForCausalLM", LFM3), {"rope_scaling": {"factor": 2.0}}, "rope_scaling must be {}"),
         (("Qwen3_5ForCausalLM", QWEN3_5), {"layer_types": [SLIDING] * 4}, "layer_types must be 4"),
+        (
+            EXAONE,
+            {"layer_types": None, "sliding_window_pattern": "LLG"},
+            "sliding_window_pattern mu",
+        ),
+        (EXAONE, {"layer_types": None, "sliding_window_pattern": 0}, "sliding_window_pattern must"),
+        (
+            ("Exaone4ForCausalLM", {**SIZES, "sliding_window": None, "layer_types": [FULL] * 3}),
+            {"layer_types": [FULL, FULL, SLIDING]},
+            "sliding_window must be an integer, for the sliding_attention in layer_types, got None",
+        ),
+        (MINISTRAL, {"rope_parameters": {**YARN, BETA: -0.1}}, f"{BETA} must be a number from 0"),
+        (MINISTRAL, {"rope_parameters": {**YARN, BETA: "x"}}, f"{BETA} must be a number from 0"),
+        (MINISTRAL, {"rope_parameters": {BETA: 0.1}}, f"{BETA} must be 0 without yarn or anothe"),
+        (MINISTRAL, {"rope_parameters": [1]}, "rope_parameters must be a dictionary"),
+        (LLAMA, {"rope_parameters": {**YARN, BETA: 0.1}}, "rope_parameters must be of the fields"),
+        (
+            ("HunYuanDenseV1ForCausalLM", {**SIZES, "head_dim": 4}),
+            {"rope_parameters": {"rope_type": "dynamic", "alpha": 0.5}},
+            "alpha must be a number of at least 1, got 0.5",
+        ),
+        (
+            ("HunYuanDenseV1ForCausalLM", {**SIZES, "head_dim": 4}),
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_type must be one of",
+        ),
         (HYBRID, {"num_local_experts": 8}, "num_local_experts must be 0: sparse experts are not"),
         (HYBRID, {"num_local_experts": None}, "num_local_experts must be 0: sparse experts are no"),
         (HYBRID, {"layer_types": ["mamba"]}, "layer_types must be 3 of full_attention and linear"),
@@ -438,3 +467,43 @@ def test_the_language_model_of_a_folder_that_reads_images(tmp_path):
     with torch.no_grad():
         expected = theirs(torch.from_numpy(ids)).logits.numpy()
     assert_close(ours(ids), expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("ministral3", "Ministral3ForCausalLM"),
+        pytest.param("mistral", "MistralForCausalLM", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_language_model_of_mistral_3_with_images(kind, name, tied, tmp_path):
+    """The folder says beside the part whether the output is tied, and how it is quantized."""
+    text = {**SIZES, "model_type": kind, "head_dim": 4, "bos_token_id": None, "eos_token_id": None}
+    if kind == "ministral3":
+        text["rope_parameters"] = {**YARN, BETA: 0.3}
+    vision = {
+        "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "head_dim": 4, "image_size": 8, "patch_size": 4,
+    }  # fmt: skip
+    config = transformers.Mistral3Config(
+        text_config=text, vision_config=vision, image_token_index=3, tie_word_embeddings=tied
+    )
+    theirs = transformers.Mistral3ForConditionalGeneration(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = checkpoints.load_huggingface(tmp_path, architecture=name)
+    assert ours.arguments["tie_output"] is tied
+    ids = np.random.default_rng(0).integers(4, 19, (2, 11))
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(ids)).logits.numpy()
+    assert_close(ours(ids), expected, 1e-5)
+    file = tmp_path / "config.json"
+    fields = json.loads(file.read_text())
+    for changed, message in (
+        ({"text_config": {**fields["text_config"], "model_type": "llama"}}, "of text_config must"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config must be .* 'fp8'"),
+    ):
+        file.write_text(json.dumps({**fields, **changed}))
+        with pytest.raises(ValueError, match=message) as caught:
+            checkpoints.load_huggingface(tmp_path, architecture=name)
+        assert "\n" not in str(caught.value)

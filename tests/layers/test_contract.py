@@ -171,7 +171,9 @@ POSITIONS = {
     type(part).__name__: keras.saving.serialize_keras_object(part)
     for part in (
         RotaryEmbedding2D(width=2, prefix=1, max_wavelength=50.0),
-        RotaryEmbedding(50.0, rotary_dim=2, interleaved=True, scaling=YaRNScaling(2.0, 8)),
+        RotaryEmbedding(
+            50.0, rotary_dim=2, interleaved=True, scaling=YaRNScaling(2.0, 3), query_beta=0.7
+        ),
         RelativePositionBias(8, 16, initializer=GLOROT),
         RelativePositionEmbedding(3, initializer=GLOROT),
         ALiBi(),
@@ -297,6 +299,7 @@ CASES = {
             "normalize_first": True,
             "sandwich_norm": True,
             **head_norms(),
+            "rotate_first": True,
             "soft_cap": 5.0,
             "attention_scale": 0.3,
             "residual_scale": 1.5,

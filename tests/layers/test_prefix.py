@@ -18,6 +18,9 @@ IDS = rng.integers(1, V, (B, T)).astype("int32")
 POSITIONS = {
     "none": None,
     "rotary": layers.RotaryEmbedding,
+    "rotary, queries scaled": lambda: layers.RotaryEmbedding(
+        scaling=layers.YaRNScaling(2.0, 3), query_beta=0.9
+    ),
     "alibi": layers.ALiBi,
     "t5": lambda: layers.RelativePositionBias(8, 6),
     "shaw": lambda: layers.RelativePositionEmbedding(3),
@@ -108,10 +111,13 @@ def test_steps_with_options_of_attention(options):
         assert_close(steps, whole, 1e-5)
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", [*POSITIONS, "rotary, then norms"])
 def test_left_padding_stands_before_the_prefix(position):
     """Each row as it is alone: the prefix, then its tokens, without a gap."""
-    model = decoder(POSITIONS[position], table=position == "none")
+    if position == "rotary, then norms":  # whose scores depend on more than distances
+        model = decoder(layers.RotaryEmbedding, rotate_first=True, **head_norms())
+    else:
+        model = decoder(POSITIONS[position], table=position == "none")
     padding = np.array([0, 4, 2], "int32")
     ids = np.where(np.arange(T) < padding[:, None], 0, IDS)
     steps, _ = stepped(model, PREFIX, ids, (4, 5, 7), padding=padding)

@@ -20,12 +20,15 @@ from keras_tfm.layers import (
     DecodingScope,
     LinearScaling,
     LongRoPEScaling,
+    MultiHeadCrossAttention,
     MultiHeadSelfAttention,
     NTKScaling,
+    RMSNormalization,
     RotaryEmbedding,
     YaRNScaling,
 )
 from keras_tfm.layers.decoding.scope import columns_of
+from keras_tfm.layers.positions.coordinates import Span
 from keras_tfm.layers.target import TARGETS, export_target
 
 # Two float32 products of values of size 3 and their difference, rounded at 6e-8 each.
@@ -111,6 +114,71 @@ def test_scores_depend_on_distances_alone(rng, options):
         # K products of two values that are off by 1e-7 of their size, some 3.
         np.testing.assert_allclose(diagonal, diagonal[0], rtol=0.0, atol=1e-5)
     assert np.ptp(scores[0]) > 0.1  # and it does depend on them
+
+
+def test_queries_are_multiplied_by_a_factor_of_their_position(rng):
+    """1 + b ln(1 + floor(p / n)): 1 up to n, then more, as in Ministral 3."""
+    position = RotaryEmbedding(scaling=YaRNScaling(4.0, 3), query_beta=0.5)
+    x = rng.normal(size=(B, H, T, K)).astype("float32")
+    factors = [1.0] * 3 + [1 + 0.5 * math.log(2)] * 3 + [1 + 0.5 * math.log(3)]
+    expected = x * np.array(factors, "float32")[:, np.newaxis]
+    assert_close(position.scale_query(x, Span(0, T)), expected, FLOAT32)
+    moved = Span(keras.ops.convert_to_tensor(2), T - 2)
+    assert_close(position.scale_query(x[:, :, 2:], moved), expected[:, :, 2:], FLOAT32)
+    rows = np.array([np.arange(T), np.arange(T)[::-1]], "int32")
+    both = np.stack([expected[0], expected[0, :, ::-1]])
+    again = np.stack([x[0], x[0, :, ::-1]])
+    assert_close(position.scale_query(again, keras.ops.convert_to_tensor(rows)), both, FLOAT32)
+    assert position.scale_query(x, Span(0, 3, limit=3)) is x  # nothing to compute
+
+
+def test_scaled_queries_change_the_scores_alone(rng):
+    """Queries, not keys, after the rotation: an attention whose queries are scaled by hand."""
+    options = {"scaling": YaRNScaling(4.0, 2, attention_factor=1.0)}
+    x = rng.normal(size=(B, T, H * K)).astype("float32")
+    layer, plain = (
+        MultiHeadSelfAttention(H, causal=True, position=RotaryEmbedding(**options, query_beta=b))
+        for b in (0.8, 0.0)
+    )
+    layer.build(x.shape)
+    plain.build(x.shape)
+    plain.set_weights(layer.get_weights())
+    actual, unscaled = to_numpy(layer(x)), to_numpy(plain(x))
+    np.testing.assert_array_equal(actual[:, :2], unscaled[:, :2])
+    assert np.abs(actual[:, 2:] - unscaled[:, 2:]).max() > 1e-3
+    for t in range(2, T):
+        plain._scale = K**-0.5 * (1 + 0.8 * math.log(1 + t // 2))
+        assert_close(actual[:, t], to_numpy(plain(x))[:, t], ATTENTION)
+
+
+def test_norms_after_the_rotation(rng):
+    """As in HunYuan: the gains of a norm do not turn with the pairs."""
+    position = RotaryEmbedding(max_wavelength=20.0)
+    norms = {name: RMSNormalization(epsilon=1e-6) for name in ("query_norm", "key_norm")}
+    options = {"use_bias": False, "position": position, "rotate_first": True}
+    layer = built(MultiHeadSelfAttention(H, **options, **norms), (B, T, H * K))
+    x = rng.normal(size=(B, T, H * K)).astype("float32")
+    kernel, output = (to_numpy(y.kernel) for y in (layer.query_key_value, layer.output_projection))
+    heads = (x @ kernel).reshape(B, T, 3, H, K).transpose(2, 0, 3, 1, 4)
+    query, key = (rp.rotate(y, **rotary_arguments(position, K)) for y in heads[:2])
+    query, key = (
+        y / np.sqrt(np.mean(y**2, axis=-1, keepdims=True) + 1e-6) * to_numpy(norm.scale)
+        for y, norm in zip((query, key), norms.values(), strict=True)
+    )
+    scores = query @ key.swapaxes(-1, -2) * K**-0.5
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    result = weights / weights.sum(axis=-1, keepdims=True) @ heads[2]
+    expected = result.transpose(0, 2, 1, 3).reshape(B, T, H * K) @ output
+    assert_close(layer(x), expected, ATTENTION)
+    again = {name: RMSNormalization(epsilon=1e-6) for name in norms}
+    cross = MultiHeadCrossAttention(H, **options, **again)
+    cross.build(x.shape, x.shape)
+    for name, part in zip(("query", "key", "value"), np.split(kernel, 3, axis=1), strict=True):
+        getattr(cross, name).kernel.assign(part)
+    cross.output_projection.kernel.assign(output)
+    for name, norm in norms.items():
+        getattr(cross, name).scale.assign(norm.scale)
+    assert_close(cross(x, x), expected, ATTENTION)
 
 
 # Far positions
@@ -411,6 +479,19 @@ def test_impossible_yarn_is_refused(options, message):
     """By name, when it is made: in use, math.log would only say "math domain error"."""
     with pytest.raises(ValueError, match=message):
         YaRNScaling(2.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"query_beta": -0.1, "scaling": YaRNScaling(2.0, 8)}, "query_beta must be at least 0"),
+        ({"query_beta": 0.1}, "query_beta requires a scaling with an original_length, .* None"),
+        ({"query_beta": 0.1, "scaling": LinearScaling(2.0)}, "query_beta requires a scaling wit"),
+    ],
+)
+def test_queries_that_cannot_be_scaled(options, message):
+    with pytest.raises(ValueError, match=message):
+        RotaryEmbedding(**options)
 
 
 def test_a_scaling_must_be_a_scaling():

@@ -253,7 +253,7 @@ def _take_mscales(config: Config, name: str, fields: Fields) -> None:
 def rope_fields(model: models.Model) -> Fields:
     """The fields of rotary positions that are the same in all blocks, for every version."""
     given = model.arguments
-    return _for_every_version(_rope(model, given["rope_theta"], given["rope_scaling"]))
+    return for_every_version(_rope(model, given["rope_theta"], given["rope_scaling"]))
 
 
 def partial_rope_fields(
@@ -303,13 +303,13 @@ def rope_fields_by_layer_type(model: models.Model, has_windows: bool, kind: str)
             stacklevel=2,
         )
     return {
-        **_for_every_version(whole),
+        **for_every_version(whole),
         "rope_parameters": {FULL: whole, SLIDING: local},
         "rope_local_base_freq": local["rope_theta"],
     }
 
 
-def _for_every_version(rope: Fields) -> Fields:
+def for_every_version(rope: Fields) -> Fields:
     """Both forms, which agree: version 5 of `transformers` prefers `rope_scaling`."""
     scaling = {key: x for key, x in rope.items() if key != "rope_theta"}
     older = {} if rope["rope_type"] == "default" else {"rope_scaling": scaling}

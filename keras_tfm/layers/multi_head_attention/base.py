@@ -40,7 +40,7 @@ from keras_tfm.layers.positions.attention_position import (
     refuse_separation,
     serialize_position,
 )
-from keras_tfm.layers.positions.coordinates import Positions
+from keras_tfm.layers.positions.coordinates import Positions, Span
 from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor, Window
 
 PROJECTIONS = ("query", "key", "value", "output", "gate")
@@ -68,6 +68,8 @@ class MultiHeadAttention(RematerializedLayer):
             heads together with `axis=(-2, -1)`, as in OLMo 2. Default: no normalisation.
         key_norm: the same for the keys (..., S, G, K).
         value_norm: the same for the values (..., S, G, V), as in Gemma 4.
+        rotate_first: bool, whether rotary positions are applied before `query_norm` and `key_norm`,
+            as in HunYuan.
         soft_cap: float, c in c tanh(score / c) (Gemma 2, arXiv:2408.00118). Default: no cap.
         scale: float, factor of the scores. Default: 1/sqrt(K).
         gate: bool, whether the heads' results are multiplied by sigmoid(x W_g + b_g) before the
@@ -99,6 +101,7 @@ class MultiHeadAttention(RematerializedLayer):
         query_norm: keras.Layer | Config | None = None,
         key_norm: keras.Layer | Config | None = None,
         value_norm: keras.Layer | Config | None = None,
+        rotate_first: bool = False,
         soft_cap: float | None = None,
         scale: float | None = None,
         gate: bool | str = False,
@@ -134,6 +137,7 @@ class MultiHeadAttention(RematerializedLayer):
         self.value_norm = as_norm("value_norm", value_norm)
         if query_norm is not None and self.query_norm is self.key_norm:
             raise ValueError(f"{self.name}: query_norm and key_norm must be two layers, got one")
+        self.rotate_first = rotate_first
         self.soft_cap = soft_cap
         self.scale = scale
         if gate not in self._GATES:
@@ -189,6 +193,30 @@ class MultiHeadAttention(RematerializedLayer):
         layer = self._dense(name or kind, units, use_bias=kind in self._biased)
         layer.build(input_shape)
         return layer
+
+    def _normalize_and_rotate(
+        self, x: Tensor, norm: keras.layers.Layer | None, positions: Span | Tensor | None
+    ) -> Tensor:
+        """Queries or keys by head (..., T, K), normalised and rotated by their positions, if any.
+
+        `positions` are None without a part that rotates.
+        """
+        if norm is not None and not self.rotate_first:
+            x = normalize_heads(norm, x)
+        if positions is not None and self.position is not None:
+            x = self.position.rotate(x, positions)
+        if norm is not None and self.rotate_first:
+            x = normalize_heads(norm, x)
+        return x
+
+    @property
+    def _is_absolute(self) -> bool:
+        """Whether positions count from a row's first token, not from the padding before it.
+
+        With `rotate_first`, scores depend on more than distances: the gains of the norms do not
+        turn with the pairs.
+        """
+        return self.position is not None and (self.position.absolute or self.rotate_first)
 
     def _scaled_query(self, query: Tensor, x: Tensor, positions: Tensor | None) -> Tensor:
         """The rotated queries of `x`, scaled by their positions if the position part does so."""
@@ -411,6 +439,7 @@ class MultiHeadAttention(RematerializedLayer):
             "query_norm": serialize_part(self.query_norm),
             "key_norm": serialize_part(self.key_norm),
             "value_norm": serialize_part(self.value_norm),
+            "rotate_first": self.rotate_first,
             "soft_cap": self.soft_cap,
             "scale": self.scale,
             "gate": self.gate,

@@ -14,7 +14,7 @@ from keras_tfm.layers.decoding.cache import (
     key_of,
     value_of,
 )
-from keras_tfm.layers.decoding.scope import columns_of, current_scope
+from keras_tfm.layers.decoding.scope import columns_of, current_scope, positions_of
 from keras_tfm.layers.decoding.visibility import visible_context
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.multi_head_attention import masks
@@ -99,20 +99,17 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         position = self.position
         where: Any = None
         if position is not None:
-            where = Positions(columns_of(x, positions), _of_context(context, context_positions))
+            here = (positions_of if self._is_absolute else columns_of)(x, positions)
+            where = Positions(here, _of_context(context, context_positions))
         q = split_heads(self.query(x), self.num_heads)
-        if self.query_norm is not None:
-            q = normalize_heads(self.query_norm, q)
-        if position is not None:
-            q = self._scaled_query(position.rotate(q, where.query), x, positions)
+        q = self._normalize_and_rotate(q, self.query_norm, None if where is None else where.query)
+        q = self._scaled_query(q, x, positions)
 
         def project() -> tuple[Tensor, Tensor]:
             values = finite_padding(context, mask)
             keys = values if key is None else finite_padding(key, mask)
             k = split_heads(self.key(keys), self._groups)
-            if self.key_norm is not None:
-                k = normalize_heads(self.key_norm, k)
-            k = k if position is None else position.rotate(k, where.key)
+            k = self._normalize_and_rotate(k, self.key_norm, None if where is None else where.key)
             v = split_heads(self.value(values), self._groups)
             if self.value_norm is not None:
                 v = normalize_heads(self.value_norm, v)

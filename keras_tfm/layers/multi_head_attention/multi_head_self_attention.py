@@ -239,7 +239,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             )
         where = None
         if self.position is not None:
-            here = (positions_of if self.position.absolute else columns_of)(x, positions)
+            here = (positions_of if self._is_absolute else columns_of)(x, positions)
             where = Positions(here, here)
         step = gate = None
         if isinstance(scope, SourceScope):
@@ -471,7 +471,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     def _key_positions(self, query: Tensor, visible: Visible) -> Tensor:
         """The positions of cached and new keys, (S + N,), or (B, S + N) without left padding."""
         keys, padding = visible.positions.key, getattr(query, "padding", None)
-        if self.position is None or not self.position.absolute or padding is None:
+        if not self._is_absolute or padding is None:
             return keys
         shifted = ops.expand_dims(as_tensor(keys), 0) - ops.expand_dims(padding, 1)
         return ops.maximum(shifted, 0)
@@ -524,14 +524,13 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         if self.gate == GATED_QUERY:
             width = q.shape[-1] // 2
             q, gate = q[..., :width], q[..., width:]
-        if self.query_norm is not None:
-            q = normalize_heads(self.query_norm, q)
-        if self.key_norm is not None:
-            k = normalize_heads(self.key_norm, k)
+        here = None if position is None else where
+        q, k = (
+            self._normalize_and_rotate(q, self.query_norm, here),
+            self._normalize_and_rotate(k, self.key_norm, here),
+        )
         if self.value_norm is not None:
             v = normalize_heads(self.value_norm, v)
-        if position is not None:
-            q, k = position.rotate(q, where), position.rotate(k, where)
         return q, k, v, gate
 
     def _rotated_query(
@@ -539,11 +538,9 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     ) -> Tensor:
         """Queries by head, (..., H, T, K), if keys are given."""
         q = split_heads(self.query(x if query is None else query), self.num_heads)
-        if self.query_norm is not None:
-            q = normalize_heads(self.query_norm, q)
-        if self.position is None or positions is None:
-            return q
-        return self.position.rotate(q, positions.query)
+        return self._normalize_and_rotate(
+            q, self.query_norm, None if positions is None else positions.query
+        )
 
     def _heads(
         self, x: Tensor, query: Tensor | None, key: Tensor | None, value: Tensor | None

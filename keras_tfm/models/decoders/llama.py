@@ -69,6 +69,7 @@ def llama(
     attention_bias: bool | Collection[str] = False,
     feed_forward_bias: bool = False,
     query_key_norm: bool = False,
+    rotate_first: bool = False,
     attention_dropout: float = 0.0,
     causal: bool = True,
     tie_output: bool = False,
@@ -81,14 +82,16 @@ def llama(
 
     Pre-norm blocks with RMS normalisation, rotary positions, grouped-query attention and SwiGLU.
     Mistral adds sliding windows, Qwen2 biases of queries, keys and values, Qwen3 normalised queries
-    and keys. ERNIE 4.5 rotates neighbouring pairs, and Ministral 3 scales queries by position. Some embedders, such as GTE's of Qwen2, are not
-    causal.
+    and keys, which HunYuan normalises after it has rotated them. ERNIE 4.5 rotates neighbouring
+    pairs, and Ministral 3 multiplies queries by a factor of their position. Some embedders, such as
+    GTE's of Qwen2, are not causal.
 
     Args:
         interleaved: bool, whether neighbouring pairs are rotated, see `layers.RotaryEmbedding`.
         query_beta: float, by how much the queries at later positions are multiplied, see there;
             `rope_scaling` must have an `original_length`. Default: they are not.
         query_key_norm: bool, whether queries and keys are normalised, with `rms_norm_epsilon`.
+        rotate_first: bool, whether they are rotated before, as in HunYuan.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V).
@@ -120,6 +123,8 @@ def llama(
         )  # fmt: skip
         residual = Residual(input_norm=parts.norm("norm"), dtype=dtype)
         norms = parts.head_norms() if query_key_norm else {}
-        return parts.block(f"decoder_{i}", window, position, residual, **norms)
+        return parts.block(
+            f"decoder_{i}", window, position, residual, rotate_first=rotate_first, **norms
+        )
 
     return parts.build(block, norm=parts.norm("decoder_norm"))
