@@ -1,7 +1,5 @@
 """Checkpoints of HunYuan's dense models: tensor names, configuration and heads."""
 
-from dataclasses import replace
-
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders import llama
@@ -13,7 +11,7 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
 from keras_tfm.checkpoints.decoders.rope import for_every_version, read_rope, rope_fields
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named
-from keras_tfm.checkpoints.rows import Row
+from keras_tfm.checkpoints.rows import Row, rms_norm
 from keras_tfm.layers import NTKScaling
 
 # Values of fields that are missing in `config.json`.
@@ -27,15 +25,11 @@ _PAD_ID, _DYNAMIC, _ALPHA = 0, "dynamic", "alpha"
 
 def _table(model: models.Model) -> tuple[Row, ...]:
     """Llama's table; the norms of queries and keys have other names."""
-
-    def renamed(row: Row) -> Row:
-        names = {".q_norm.": ".query_layernorm.", ".k_norm.": ".key_layernorm."}
-        (tensor,) = row.tensors
-        for old, new in names.items():
-            tensor = tensor.replace(old, new)
-        return replace(row, tensors=(tensor,))
-
-    return tuple(renamed(x) if "y_norm/" in x.weight else x for x in llama.table(model))
+    norms = {"query_norm": "query_layernorm", "key_norm": "key_layernorm"}
+    rows = (x for x in llama.table(model) if x.weight.split("/")[-2] not in norms)
+    path, attention = "decoder_{i}/self_attention", "layers.{i}.self_attn"
+    own = (rms_norm(f"{path}/{x}", f"{attention}.{name}") for x, name in norms.items())
+    return (*rows, *(row for both in own for row in both))
 
 
 def _rope(config: Config) -> Arguments:
@@ -43,8 +37,11 @@ def _rope(config: Config) -> Arguments:
     fields = config.fields
     name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     rope = fields.get(name)
-    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
-    if kind != _DYNAMIC or not rope.get(_ALPHA):
+    if (
+        not isinstance(rope, dict)
+        or rope.get("rope_type", rope.get("type")) != _DYNAMIC
+        or not rope.get(_ALPHA)
+    ):
         return read_rope(config)
     plain = {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
     found = read_rope(Config.of(config.file, {**fields, name: {**plain, "rope_type": "default"}}))

@@ -77,7 +77,8 @@ class RotaryEmbedding(AttentionPosition):
         check_number("query_beta", query_beta)
         if query_beta < 0.0:
             raise ValueError(f"query_beta must be at least 0, got {query_beta}")
-        if query_beta and not hasattr(scaling, "original_length"):
+        self._trained_length = getattr(scaling, "original_length", None)
+        if query_beta and self._trained_length is None:
             raise ValueError(
                 "query_beta requires a scaling with an original_length, such as YaRNScaling, got "
                 f"{scaling}"
@@ -106,7 +107,8 @@ class RotaryEmbedding(AttentionPosition):
 
     def scale_query(self, query: Tensor, positions: Span | Tensor) -> Tensor:
         """(..., H, T, K), multiplied by 1 + b ln(1 + floor(p / n)); see `query_beta`."""
-        length = self.scaling.original_length
+        length = self._trained_length
+        assert length is not None
         if isinstance(positions, Span) and positions.end is not None and positions.end <= length:
             return query  # all factors are 1
         times = ops.cast(as_tensor(positions) // length, "float32")
