@@ -17,7 +17,8 @@ from keras_tfm.layers import (
 
 # Options of all attention layers of a block, and of self-attention alone.
 ATTENTION = {
-    "head_dim", "value_dim", "num_key_value_heads", "query_norm", "key_norm", "soft_cap", "gate",
+    "head_dim", "value_dim", "num_key_value_heads", "query_norm", "key_norm",
+    "rotate_first", "soft_cap", "gate",
 }  # fmt: skip
 SELF_ATTENTION = {"position", "window"}
 FEED_FORWARD = {"gated"}
