@@ -122,13 +122,17 @@ def test_queries_are_multiplied_by_a_factor_of_their_position(rng):
     x = rng.normal(size=(B, H, T, K)).astype("float32")
     factors = [1.0] * 3 + [1 + 0.5 * math.log(2)] * 3 + [1 + 0.5 * math.log(3)]
     expected = x * np.array(factors, "float32")[:, np.newaxis]
-    assert_close(position.scale_query(x, Span(0, T)), expected, FLOAT32)
-    moved = Span(keras.ops.convert_to_tensor(2), T - 2)
-    assert_close(position.scale_query(x[:, :, 2:], moved), expected[:, :, 2:], FLOAT32)
+
+    def scaled(x, positions):
+        return position.scale_query(ops.convert_to_tensor(x), positions)
+
+    assert_close(scaled(x, Span(0, T)), expected, FLOAT32)
+    moved = Span(ops.convert_to_tensor(2), T - 2)
+    assert_close(scaled(x[:, :, 2:], moved), expected[:, :, 2:], FLOAT32)
     rows = np.array([np.arange(T), np.arange(T)[::-1]], "int32")
     both = np.stack([expected[0], expected[0, :, ::-1]])
     again = np.stack([x[0], x[0, :, ::-1]])
-    assert_close(position.scale_query(again, keras.ops.convert_to_tensor(rows)), both, FLOAT32)
+    assert_close(scaled(again, ops.convert_to_tensor(rows)), both, FLOAT32)
     assert position.scale_query(x, Span(0, 3, limit=3)) is x  # nothing to compute
 
 
