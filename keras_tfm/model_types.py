@@ -107,6 +107,11 @@ MODEL_TYPES = (
         vocabularies={"": 30527}, tokenizer="MPNetTokenizer",
     ),
     ModelType(
+        "nomic_bert", "NomicBERT, nomic-embed-text", "encoders.nomic_bert:NOMIC_BERT",
+        "nomic_bert", "encoder", padding=_PAD_0, vocabularies={"": 30528},
+        tokenizer="BertTokenizer",
+    ),
+    ModelType(
         "openai-gpt", "GPT", "decoders.gpt:GPT1", "gpt", "decoder",
         arguments={"normalize_first": False}, tokenizer="OpenAIGPTTokenizer",
     ),

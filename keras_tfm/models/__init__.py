@@ -33,6 +33,7 @@ from keras_tfm.models.encoders.electra import electra, replaced_token_detection
 from keras_tfm.models.encoders.mobilebert import mobilebert
 from keras_tfm.models.encoders.modernbert import modernbert
 from keras_tfm.models.encoders.mpnet import mpnet
+from keras_tfm.models.encoders.nomic_bert import nomic_bert
 from keras_tfm.models.encoders.roberta import roberta
 from keras_tfm.models.encoders.wav2vec2 import wav2vec2
 from keras_tfm.models.features_of import features_of
@@ -133,6 +134,7 @@ __all__ = [
     "mpnet",
     "multiple_choice",
     "next_sentence",
+    "nomic_bert",
     "olmo2",
     "pair_classifier",
     "pegasus",

@@ -16,6 +16,7 @@ NOT_COMPARED = {
     **{key: {"num_decoder_layers"} for key in ("t5", "mt5", "umt5")},
     "llama": {"head_dim"},
     "mistral": {"head_dim"},
+    "nomic_bert": {"head_dim"},
     "idefics3": {"head_dim"},
     "smolvlm": {"head_dim"},
 }

@@ -95,6 +95,11 @@ MOBILEBERT_OPTIONS = {
     "no pooler": {"classifier_activation": False},
     "padding": {"pad_token_id": 4, "type_vocab_size": 3},
 }  # fmt: skip
+# Heads of width 4, which are wider than D together.
+NOMIC_BERT = {
+    **SIZES, "head_dim": 4, "pad_token_id": 3, "type_vocab_size": 3,
+    "rope_parameters": {"rope_theta": 50.0, "rope_type": "default"},
+}  # fmt: skip
 EVERY_SECOND = ["full_attention", "sliding_attention"] * 2
 MODELS = [
     *[(f"Roberta{x}", {**SIZES, "type_vocab_size": 1, **more}) for x, more in HEADS.items()],
@@ -128,6 +133,8 @@ MODELS = [
         "ModernBertForSequenceClassification",
         {**MODERNBERT, "classifier_pooling": "mean", "classifier_dropout": 0.3},
     ),
+    *[(f"NomicBert{x}", {**NOMIC_BERT, **HEADS[x]}) for x in list(HEADS)[:4]],
+    ("NomicBertForMaskedLM", {**NOMIC_BERT, "hidden_act": "gelu", "layer_norm_eps": 0.1}),
     *[(f"MPNet{x}", {**MPNET, **more}) for x, more in HEADS.items()],
     ("MPNetModel", {**MPNET, "layer_norm_eps": 0.1, "hidden_act": "relu"}),
     ("MPNetForMaskedLM", {**MPNET, "hidden_act": "silu"}),

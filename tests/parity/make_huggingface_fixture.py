@@ -236,7 +236,7 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
     granite4 = {"h-350m": (32, 768, 12, 4, 2048, 48), "h-micro": (40, 2048, 32, 8, 8192, 64)}
     counts: dict[str, dict[str, dict]] = {
         "bert": {}, "gpt": {}, "gemma": {}, "t5": {}, "m2m_100": {}, "t5gemma2": {},
-        "smolvlm": {}, "lfm2": {}, "qwen3_5": {}, "granite4": {},
+        "smolvlm": {}, "lfm2": {}, "qwen3_5": {}, "granite4": {}, "nomic_bert": {},
     }  # fmt: skip
     with torch.device("meta"):
         for size, (layers, dim) in bert.items():
@@ -353,6 +353,8 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
             )  # fmt: skip
             model = transformers.GraniteMoeHybridForCausalLM(config)
             counts["granite4"][size] = counted(model, 100352)
+        nomic = transformers.NomicBertModel(transformers.NomicBertConfig())
+        counts["nomic_bert"]["base"] = counted(nomic, 30528)
     return counts
 
 

@@ -7,6 +7,7 @@ import keras
 
 from keras_tfm.layers import (
     Dropout,
+    FeedForward,
     LayerNormalization,
     MultiHeadSelfAttention,
     PositionEmbedding,
@@ -14,7 +15,7 @@ from keras_tfm.layers import (
     TokenEmbedding,
     TransformerEncoderBlock,
 )
-from keras_tfm.layers.types import Tensor
+from keras_tfm.layers.types import Arguments, Tensor
 from keras_tfm.models.encoder_arguments import EncoderArguments
 from keras_tfm.models.heads.head_base import token
 from keras_tfm.models.identity import Marker
@@ -116,13 +117,19 @@ class BidirectionalEncoder(EncoderArguments):
             name="embedding_projection",
         )(x)
 
-    def block(self, name: str, **attention: Any) -> TransformerEncoderBlock:
+    def block(
+        self, name: str, feed_forward: FeedForward | None = None, **attention: Any
+    ) -> TransformerEncoderBlock:
         """One post-norm block.
 
         Args:
             name: str, name of the block.
+            feed_forward: its feed-forward network, if it is another than BERT's.
             attention: further arguments of its `MultiHeadSelfAttention`.
         """
+        network: Arguments = {"feed_forward": feed_forward}
+        if feed_forward is None:
+            network = {"intermediate_dim": self.intermediate_dim, "activation": self.activation}
         self_attention = MultiHeadSelfAttention(
             self.num_heads,
             dropout=self.attention_rate,
@@ -132,10 +139,9 @@ class BidirectionalEncoder(EncoderArguments):
             **attention,
         )
         return TransformerEncoderBlock(
-            self.intermediate_dim,
+            **network,
             self_attention=self_attention,
             dropout=self.dropout,
-            activation=self.activation,
             layer_norm_epsilon=self.layer_norm_epsilon,
             kernel_initializer=initializer(),
             dtype=self.dtype,

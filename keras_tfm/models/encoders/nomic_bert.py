@@ -1,0 +1,81 @@
+"""NomicBERT, the encoder of nomic-embed-text (arXiv:2402.01613)."""
+
+from typing import Any
+
+from keras_tfm.layers import FeedForward, RotaryEmbedding, TransformerEncoderBlock
+from keras_tfm.layers.types import Activation, Arguments, DType
+from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder, initializer
+from keras_tfm.models.identity import Marker, builder
+from keras_tfm.models.model import Model
+
+# nomic-embed-text v1 and v1.5, section 4 of the paper. nomic_bert(30528, **SIZES["base"]).
+SIZES: dict[str, Arguments] = {
+    "base": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
+}
+
+
+@builder
+def nomic_bert(
+    vocabulary_size: int,
+    dim: int = 768,
+    num_layers: int = 12,
+    num_heads: int = 12,
+    intermediate_dim: int = 3072,
+    head_dim: int | None = None,
+    dropout: float = 0.0,
+    attention_dropout: float | None = None,
+    activation: Activation = "silu",
+    layer_norm_epsilon: float = 1e-12,
+    rope_theta: float = 1000.0,
+    rope_scaling: Any = None,
+    max_length: int = 2048,
+    num_segments: int = 2,
+    segments: bool = True,
+    pad_id: int = 0,
+    name: str = "nomic_bert",
+    dtype: DType = None,
+) -> Model:
+    """NomicBERT's encoder, from token ids to features, without a head.
+
+    BERT's post-norm blocks with rotary positions and SwiGLU, without biases but for the norms'.
+
+    Args:
+        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
+        pad_id: int, id of padding tokens.
+
+    Returns:
+        A functional model from `tokens` (B, T) and, with `segments=True`, `segments` (B, T), both
+        int32, to features (B, T, D).
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong type or out of range.
+
+    Example:
+
+    >>> from keras_tfm.models import nomic_bert, sentence_embedding
+    >>> model = nomic_bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> sentence_embedding(model).output.shape
+    (None, 8)
+    """
+    parts = BidirectionalEncoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
+        activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
+        num_segments=num_segments, segments=segments, pad_id=pad_id, dtype=dtype,
+    )  # fmt: skip
+
+    def block(name: str) -> TransformerEncoderBlock:
+        feed_forward = FeedForward(
+            intermediate_dim, activation=activation, gated=True, use_bias=False,
+            kernel_initializer=initializer(), dtype=dtype, name="feed_forward",
+        )  # fmt: skip
+        position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
+        return parts.block(name, feed_forward, head_dim=head_dim, use_bias=False, position=position)
+
+    inputs, x = parts.embed(positions=False)
+    x = parts.normalize(x)
+    names = [f"encoder_{i}" for i in range(num_layers)]
+    for layer in map(block, names):
+        x = layer(x)
+    x = Marker("features", embedding="embedding", blocks=names, dtype=dtype)(x)
+    return Model(inputs, x, name=name)

@@ -1,0 +1,79 @@
+"""Folders of NomicBERT as they are on the hub: its own fields of `config.json`, its own prefix."""
+
+import json
+
+import numpy as np
+import pytest
+from compare import to_numpy
+from keras_weights import randomize
+from safetensors.numpy import load_file, save_file
+
+from keras_tfm import checkpoints, models
+
+# As in nomic-embed-text, in other sizes: transformers reads none of these, but its defaults.
+FIELDS = {
+    "activation_function": "swiglu", "architectures": ["NomicBertModel"], "attn_pdrop": 0.0,
+    "causal": False, "embd_pdrop": 0.0, "layer_norm_epsilon": 1e-6, "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False, "model_type": "nomic_bert", "n_embd": 12, "n_head": 3, "n_inner": 7,
+    "n_layer": 2, "n_positions": 19, "parallel_block": False, "prenorm": False,
+    "qkv_proj_bias": False, "resid_pdrop": 0.0, "rotary_emb_base": 50, "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_scaling_factor": None,
+    "scale_attn_weights": True, "type_vocab_size": 2, "use_rms_norm": False, "vocab_size": 31,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A small model, and its folder."""
+    folder = tmp_path_factory.mktemp("nomic_bert")
+    model = models.nomic_bert(
+        31, dim=12, num_layers=2, num_heads=3, intermediate_dim=7, layer_norm_epsilon=1e-6,
+        rope_theta=50.0, max_length=19,
+    )  # fmt: skip
+    checkpoints.save_huggingface(randomize(model), folder)
+    return model, folder
+
+
+def load(saved, **changes):
+    """The model in the folder, with Nomic's fields."""
+    _, folder = saved
+    (folder / "config.json").write_text(json.dumps({**FIELDS, **changes}))
+    return checkpoints.load_huggingface(folder)
+
+
+def features(model):
+    tokens = np.array([[2, 7, 8, 9, 3], [2, 4, 3, 0, 0]], "int32")
+    return to_numpy(model({"tokens": tokens, "segments": np.ones_like(tokens)}))
+
+
+def test_its_own_fields_and_prefix(saved):
+    model, folder = saved
+    file = folder / "model.safetensors"
+    save_file({f"bert.{name}": x for name, x in load_file(file).items()}, file)
+    loaded = load(saved)
+    assert loaded.arguments["max_length"] == 19
+    np.testing.assert_array_equal(features(loaded), features(model))
+
+
+def test_fields_of_transformers_come_first(saved):
+    own = {"n_layer": 5, "activation_function": "gelu"}
+    loaded = load(saved, **own, num_hidden_layers=2, hidden_act="relu")
+    assert loaded.arguments["num_layers"] == 2
+    assert loaded.arguments["activation"].__name__ == "relu"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("activation_function", "gelu"),  # of a network without a gate
+        ("embd_pdrop", 0.1),
+        ("num_experts", 8),  # nomic-embed-text-v2-moe
+        ("prenorm", True),
+        ("qkv_proj_bias", True),
+        ("rotary_emb_fraction", 0.5),
+        ("rotary_scaling_factor", 2),
+    ],
+)
+def test_what_is_not_supported_is_named(field, value, saved):
+    with pytest.raises(ValueError, match=f"config.json: {field} must be .*, got '?{value}"):
+        load(saved, **{field: value})
