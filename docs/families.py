@@ -49,11 +49,17 @@ def builders(page: str) -> str:
     parts = []
     for kind, heading in KINDS.items():
         parts.append(f"## {heading}: builders")
-        for name in sorted({x.builder for x in MODEL_TYPES if x.kind == kind}):
+        for name in sorted({x.builder for x in MODEL_TYPES if kind_of(x.builder) == kind}):
             begin, end = f"<!-- keras_tfm.models.{name} -->\n", "<!-- end -->"
             found = re.search(f"{begin}.*?{end}", page, re.S)
             parts.append(found[0] if found else begin + end)
     return "\n\n".join(parts)
+
+
+def kind_of(builder: str) -> str:
+    """The kind of a builder without arguments: EuroBERT's `llama(causal=False)` is an encoder."""
+    types = [x for x in MODEL_TYPES if x.builder == builder]
+    return min(types, key=lambda x: len(x.arguments)).kind
 
 
 def classes() -> str:

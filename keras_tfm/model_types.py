@@ -112,6 +112,11 @@ MODEL_TYPES = (
         tokenizer="BertTokenizer",
     ),
     ModelType(
+        "eurobert", "EuroBERT", "encoders.eurobert:EUROBERT", "llama", "encoder",
+        arguments={"causal": False, "classifier_activation": "gelu"},
+        padding="`pad_token_id`, usually 128001",
+    ),
+    ModelType(
         "openai-gpt", "GPT", "decoders.gpt:GPT1", "gpt", "decoder",
         arguments={"normalize_first": False}, tokenizer="OpenAIGPTTokenizer",
     ),
@@ -163,7 +168,7 @@ MODEL_TYPES = (
         "llama", "Llama, SmolLM", "decoders.llama:LLAMA", "llama", "decoder",
         vocabularies={
             "": 32000, "smollm2": 49152, "qwen": 151936, "llama3": 128256, "llama-3": 128256,
-            "mistral": 32768, "ernie": 103424, "ministral3": 131072,
+            "mistral": 32768, "ernie": 103424, "ministral3": 131072, "eurobert": 128256,
         },
         tokenizer="LlamaTokenizer",
     ),

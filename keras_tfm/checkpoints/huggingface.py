@@ -36,6 +36,8 @@ from keras_tfm.checkpoints.tensors import INDEX, SINGLE, TensorKind, Tensors, wr
 from keras_tfm.generation.tokenizers.keras_hub import keras_hub_hint
 from keras_tfm.host_memory import check_memory
 from keras_tfm.keras_internals import initialize, is_initialized, read_when_used, sublayers
+from keras_tfm.layers import TokenEmbedding
+from keras_tfm.layers.embeddings.token_mask import TokenMask
 from keras_tfm.model_types import MODEL_TYPES, ModelType, names_of
 from keras_tfm.models import Model, resize_vocabulary, with_dtype
 from keras_tfm.models.dequantize import dequantize, is_quantized
@@ -529,11 +531,24 @@ def save_huggingface(
                 names.append(name)
         given = model.arguments
         options = {name: given[name] for name in family.not_saved if name in given}
-        check_equal(model, load_huggingface(new, **options))
+        again = load_huggingface(new, **options)
+        padding = getattr(model.embedding, "padding", None)
+        if (
+            padding == "after_end"
+        ):  # by the tokenizer of sentence-transformers: see `_padding` there
+            set_padding(again, padding)
+        check_equal(model, again)
         for name in names:
             atomic_files.flush(new / name)
         for name in names:
             atomic_files.replace(new / name, folder / name)
+
+
+def set_padding(model: Model, padding: str) -> None:
+    """Sets where the padding id is padding, see `layers.TokenEmbedding`."""
+    for layer in model.layers:
+        if isinstance(layer, TokenEmbedding | TokenMask):
+            layer.padding = padding
 
 
 def float32_model(model: keras.Model) -> keras.Model:

@@ -18,6 +18,7 @@ from keras_tfm.checkpoints.huggingface import (
     load_huggingface,
     new_files,
     save_huggingface,
+    set_padding,
 )
 from keras_tfm.checkpoints.round_trip import check_equal
 from keras_tfm.checkpoints.tensors import (
@@ -31,8 +32,7 @@ from keras_tfm.checkpoints.tensors import (
 from keras_tfm.checkpoints.tokenizers.tokenizer_files import load_tokenizer
 from keras_tfm.checkpoints.tokenizers.tokenizer_settings import TokenizerSettings
 from keras_tfm.generation.tokenizers.tokenizer_forms import form_of
-from keras_tfm.layers import TokenEmbedding
-from keras_tfm.layers.embeddings.token_mask import NO_TOKEN, TokenMask
+from keras_tfm.layers.embeddings.token_mask import NO_TOKEN
 from keras_tfm.models.heads.embedding_head import projection_name
 
 # Names of sentence-transformers, as `pooling_mode`, and as a flag each in older folders.
@@ -151,7 +151,7 @@ def load_sentence_transformer(
             options["pad_id"], appended = _padding(transformer, folder, size)
     model = load_huggingface(transformer, **options)
     if appended:
-        _set_padding(model, "after_end")
+        set_padding(model, "after_end")
     if max_seq_length is None:
         max_seq_length = _max_seq_length(settings, transformer, folder, model)
     normalize = kinds[-1] == "Normalize"
@@ -243,7 +243,7 @@ def save_sentence_transformer(
         again = load_sentence_transformer(new)
         # By the tokenizer; of ids, not of texts, a builder's model reads the first padding id
         # after a text otherwise.
-        _set_padding(again, model.embedding.padding)
+        set_padding(again, model.embedding.padding)
         check_equal(model, again)
         made = [path for path in new.rglob("*") if path.is_file()]
         for path in made:
@@ -259,13 +259,6 @@ def _projections(model: models.Model) -> list[keras.layers.Dense]:
     widths = model.head.arguments["projection_dim"]
     count = len(widths) if isinstance(widths, list) else int(widths is not None)
     return [model.get_layer(projection_name(i)) for i in range(count)]
-
-
-def _set_padding(model: models.Model, padding: str) -> None:
-    """Sets where the padding id is padding, see `layers.TokenEmbedding`."""
-    for layer in model.layers:
-        if isinstance(layer, TokenEmbedding | TokenMask):
-            layer.padding = padding
 
 
 def _is_decoder(builder: Callable[..., models.Model]) -> bool:

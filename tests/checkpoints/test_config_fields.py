@@ -17,6 +17,7 @@ NOT_COMPARED = {
     "llama": {"head_dim"},
     "mistral": {"head_dim"},
     "nomic_bert": {"head_dim"},
+    "eurobert": {"head_dim"},
     "idefics3": {"head_dim"},
     "smolvlm": {"head_dim"},
 }

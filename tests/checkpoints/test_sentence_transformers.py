@@ -11,7 +11,7 @@ from compare import assert_close, to_numpy
 from grids import first_of
 from keras_weights import randomize
 
-from keras_tfm import checkpoints, models, runtime
+from keras_tfm import checkpoints, generation, models, runtime
 from keras_tfm.export import export_tflite
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "query", ":", "a", "dog", "cat", "runs"]
@@ -255,13 +255,13 @@ TEXTS = ["a b", "c", "a b c a b", "b <end> c"]
 DECODER_ROWS = [[1, 2, END], [3, END], [1, 2, 3, 1, 2, END], [2, END, 3, END]]
 
 
-def saved_decoder(folder, pooling="lasttoken", padding="<end>", appends=True):
+def saved_decoder(folder, pooling="lasttoken", padding="<end>", appends=True, model=None):
     """A folder in the form of Qwen3-Embedding: its tokenizer appends the padding token."""
     from tokenizers import Tokenizer, pre_tokenizers, processors
     from tokenizers import models as tokenizer_models
 
     folder = Path(folder)
-    checkpoints.save_huggingface(small_decoder(), folder)
+    checkpoints.save_huggingface(model or small_decoder(), folder)
     words = ["!", "a", "b", "c", "d", "e", "f", "g", "<end>"]
     tokenizer = Tokenizer(
         tokenizer_models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="!")
@@ -344,3 +344,21 @@ def test_texts_of_a_decoder_in_a_file(tmp_path, pooling, appends):
     assert_close(vectors, decoder_vectors(pooling, listed), FLOAT32)
     if appends:  # ids of a caller: the tokenizer appended one end
         assert_close(file.predict(DECODER_ROWS)["output"], decoder_vectors(pooling), FLOAT32)
+
+
+def test_an_encoder_whose_tokenizer_appends_the_padding_token(tmp_path):
+    """EuroBERT's form: features depend on the end token, whose id is that of padding."""
+    encoder = models.llama(
+        9, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, causal=False, pad_id=END,
+        classifier_activation="gelu",
+    )  # fmt: skip
+    encoder = randomize(models.backbone(encoder), 4)
+    folder = saved_decoder(tmp_path / "model", "mean", model=encoder)
+    embedder = checkpoints.load_sentence_transformer(folder)
+    tokenizer = checkpoints.load_tokenizer(folder)
+    x = [encoder(np.array([row]), mask=np.ones((1, len(row)), bool)) for row in DECODER_ROWS]
+    expected = unit(np.stack([to_numpy(one)[0].astype("float64").mean(0) for one in x]))
+    assert_close(generation.embed(embedder, TEXTS, tokenizer), expected, FLOAT32)
+    checkpoints.save_sentence_transformer(embedder, tmp_path / "again", tokenizer)
+    again = checkpoints.load_sentence_transformer(tmp_path / "again")
+    assert_close(generation.embed(again, TEXTS, tokenizer), expected, FLOAT32)

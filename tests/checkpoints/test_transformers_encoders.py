@@ -100,6 +100,10 @@ NOMIC_BERT = {
     **SIZES, "head_dim": 4, "pad_token_id": 3, "type_vocab_size": 3,
     "rope_parameters": {"rope_theta": 50.0, "rope_type": "default"},
 }  # fmt: skip
+EUROBERT = {
+    **SIZES, "num_key_value_heads": 1, "head_dim": 4, "pad_token_id": 3, "bos_token_id": None,
+    "eos_token_id": None, "rope_parameters": {"rope_theta": 50.0, "rope_type": "default"},
+}  # fmt: skip
 EVERY_SECOND = ["full_attention", "sliding_attention"] * 2
 MODELS = [
     *[(f"Roberta{x}", {**SIZES, "type_vocab_size": 1, **more}) for x, more in HEADS.items()],
@@ -135,6 +139,13 @@ MODELS = [
     ),
     *[(f"NomicBert{x}", {**NOMIC_BERT, **HEADS[x]}) for x in list(HEADS)[:4]],
     ("NomicBertForMaskedLM", {**NOMIC_BERT, "hidden_act": "gelu", "layer_norm_eps": 0.1}),
+    *[(f"EuroBert{x}", {**EUROBERT, **HEADS[x]}) for x in list(HEADS)[:4]],
+    ("EuroBertForMaskedLM", {**EUROBERT, "tie_word_embeddings": True, "attention_bias": True}),
+    ("EuroBertModel", {**EUROBERT, "mlp_bias": True, "hidden_act": "relu", "rms_norm_eps": 0.1}),
+    *[
+        ("EuroBertForSequenceClassification", {**EUROBERT, "classifier_pooling": x})
+        for x in ("bos", "mean")
+    ],
     *[(f"MPNet{x}", {**MPNET, **more}) for x, more in HEADS.items()],
     ("MPNetModel", {**MPNET, "layer_norm_eps": 0.1, "hidden_act": "relu"}),
     ("MPNetForMaskedLM", {**MPNET, "hidden_act": "silu"}),
@@ -185,7 +196,7 @@ def assert_same(ours, theirs, length=8):
         inputs["token_type_ids"] = given["segments"].astype("int64")
     with torch.no_grad():
         output = theirs(**{name: torch.from_numpy(x) for name, x in inputs.items()})
-    actual = run(ours, given)
+    actual = run(ours, given if isinstance(ours.input, dict) else given["tokens"])
     if not isinstance(actual, dict):
         actual = {"features" if "last_hidden_state" in output else "logits": actual}
     for name, x in actual.items():

@@ -1,4 +1,4 @@
-"""Llama (arXiv:2302.13971, 2407.21783) and its relatives: Mistral, Ministral, Qwen, ERNIE."""
+"""Llama (arXiv:2302.13971, 2407.21783) and relatives: Mistral, Ministral, Qwen, ERNIE, EuroBERT."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -9,6 +9,10 @@ from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
+_EUROBERT: Arguments = {
+    "rope_theta": 250000.0, "causal": False, "classifier_activation": "gelu", "max_length": 8192,
+    "pad_id": 128001,
+}  # fmt: skip
 # From the models' configurations on the Hugging Face hub. llama(49152, **SIZES["smollm2-135m"]).
 SIZES: dict[str, Arguments] = {
     "smollm2-135m": {
@@ -47,6 +51,17 @@ SIZES: dict[str, Arguments] = {
         "dim": 4096, "num_layers": 32, "num_heads": 32, "num_key_value_heads": 8,
         "intermediate_dim": 14336, "windows": 4096, "max_length": 32768,
     },
+    "eurobert-210m": {
+        "dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072, **_EUROBERT,
+    },
+    "eurobert-610m": {
+        "dim": 1152, "num_layers": 26, "num_heads": 18, "num_key_value_heads": 6,
+        "intermediate_dim": 4096, **_EUROBERT,
+    },
+    "eurobert-2.1b": {
+        "dim": 2304, "num_layers": 32, "num_heads": 18, "num_key_value_heads": 6,
+        "intermediate_dim": 6144, **_EUROBERT,
+    },
 }  # fmt: skip
 
 
@@ -72,6 +87,7 @@ def llama(
     rotate_first: bool = False,
     attention_dropout: float = 0.0,
     causal: bool = True,
+    classifier_activation: Activation | None = None,
     tie_output: bool = False,
     max_length: int = 2048,
     pad_id: int | None = None,
@@ -84,12 +100,14 @@ def llama(
     Mistral adds sliding windows, Qwen2 biases of queries, keys and values, Qwen3 normalised queries
     and keys, which HunYuan normalises after it has rotated them. ERNIE 4.5 rotates neighbouring
     pairs, and Ministral 3 multiplies queries by a factor of their position. Some embedders, such as
-    GTE's of Qwen2, are not causal.
+    GTE's of Qwen2, are not causal, nor is EuroBERT (arXiv:2503.05500), a masked language model.
 
     Args:
         interleaved: bool, whether neighbouring pairs are rotated, see `layers.RotaryEmbedding`.
         query_beta: float, by how much the queries at later positions are multiplied, see there;
             `rope_scaling` must have an `original_length`. Default: they are not.
+        classifier_activation: str or function, activation of the dense layer with which
+            `sequence_classifier` begins, in EuroBERT. Default: there is no such layer.
         query_key_norm: bool, whether queries and keys are normalised, with `rms_norm_epsilon`.
         rotate_first: bool, whether they are rotated before, as in HunYuan.
 

@@ -143,6 +143,9 @@ class HeadBase:
         activation = self.argument("pooler_activation", None, "tanh")
         return self.dense(self.features.shape[-1], "pooler", activation)(x)
 
+    # Those of a classifier of texts.
+    poolings: tuple[str, ...] = ("first", "last", "mean")
+
     @property
     def pooling(self) -> str:
         """The default pooling of a classifier of texts."""
@@ -152,11 +155,16 @@ class HeadBase:
         """Whether the last layer of a classifier of texts has a bias."""
         return pooling == "first"
 
-    def pool_tokens(self, mode: str) -> Tensor:
-        """Symbolic vector (B, D) of the tokens that are not padding: "last" or "mean"."""
+    def pool_tokens(self, mode: str, features: Tensor | None = None) -> Tensor:
+        """Symbolic vector (B, D) of the tokens that are not padding: "last" or "mean".
+
+        Args:
+            mode: str, the mode of `SequencePooling`.
+            features: symbolic tensor (B, T, D). Default: the model's.
+        """
         pooling = SequencePooling(mode, dtype=self.dtype, name="pooling")
-        mask = shifted_mask(self.model)
-        return pooling(self.features) if mask is None else pooling(self.features, mask=mask)
+        mask, x = shifted_mask(self.model), self.features if features is None else features
+        return pooling(x) if mask is None else pooling(x, mask=mask)
 
     def classify(
         self,
@@ -224,6 +232,34 @@ class LastTokenHead(HeadBase):
         return True
 
 
+class DenseClassifierHead(HeadBase):
+    """Of EuroBERT, whose classifiers of texts have a dense layer, of `classifier_activation`.
+
+    With the pooling "late" it is applied to each token, and the mean is taken after it.
+    """
+
+    poolings = (*HeadBase.poolings, "late")
+
+    @property
+    def pooling(self) -> str:
+        """The default pooling of a classifier of texts."""
+        return "late"
+
+    def has_classifier_bias(self, pooling: str) -> bool:
+        """Whether the last layer of a classifier of texts has a bias."""
+        return True
+
+    def pool_tokens(self, mode: str, features: Tensor | None = None) -> Tensor:
+        """Symbolic vector (B, D) of the tokens that are not padding: "last", "mean" or "late"."""
+        if mode == "late":
+            return super().pool_tokens("mean", self._pooler(self.features))
+        return self._pooler(super().pool_tokens(mode, features))
+
+    def _pooler(self, x: Tensor) -> Tensor:
+        activation = self.argument("classifier_activation", None, None)
+        return self.dense(self.features.shape[-1], "pooler", activation)(x)
+
+
 class MobileBERTHead(HeadBase):
     """Of MobileBERT, whose output over the vocabulary is wider than its embedding.
 
@@ -264,11 +300,11 @@ class SpeechHead(HeadBase):
         """Whether the last layer of a classifier of audio has a bias."""
         return True
 
-    def pool_tokens(self, mode: str) -> Tensor:
+    def pool_tokens(self, mode: str, features: Tensor | None = None) -> Tensor:
         """Symbolic vector (B, C) of the features that are not padding."""
         # The original projects before it takes the mean, which is the same.
         width = self.argument("classifier_dim", None, 256)
-        return self.dense(width, "projector")(super().pool_tokens(mode))
+        return self.dense(width, "projector")(super().pool_tokens(mode, features))
 
 
 def head_base(
@@ -279,9 +315,12 @@ def head_base(
 ) -> HeadBase:
     """The base of a model's heads, by its family."""
     marker = identity.features_marker(model) if features is None else None
+    arguments = {} if marker is None else marker.identity.arguments
     kind = HeadBase
-    if marker is not None and "head_activation" in marker.identity.arguments:
+    if "head_activation" in arguments:
         kind = TransformingHead
+    elif arguments.get("classifier_activation") is not None:
+        kind = DenseClassifierHead
     elif marker is not None and marker.identity.family in ("t5gemma", "t5gemma2"):
         kind = LastTokenHead
     elif marker is not None and marker.identity.family == "mobilebert":

@@ -257,6 +257,8 @@ def sequence_classifier(
         labels: list of C class names, kept by `save_huggingface` and `load_huggingface`.
         pooling: str, "first", "last" or "mean". Default: "last" for decoder-only models, where the
             first token sees no other, and for `t5gemma` and `t5gemma2`; "first" for all others.
+            On EuroBERT, `llama(classifier_activation="gelu", ...)`, there is a dense layer with
+            this activation after the pooling, or, with "late", the default there, before the mean.
             Give a decoder-only model its `pad_id`: without one, the last column counts.
 
     Example:
@@ -278,8 +280,9 @@ def _logits_of_texts(
 ) -> Tensor:
     """Logits (B, C) of pooled features, as in `sequence_classifier`."""
     pooling = base.pooling if pooling is None else pooling
-    if pooling not in ("first", "last", "mean"):
-        raise ValueError(f"pooling must be 'first', 'last' or 'mean', got {pooling!r}")
+    if pooling not in base.poolings:
+        *names, last = map(repr, base.poolings)
+        raise ValueError(f"pooling must be {', '.join(names)} or {last}, got {pooling!r}")
     x = base.pool() if pooling == "first" else base.pool_tokens(pooling)
     x = base.mark(x, pooling=pooling, **recorded)
     use_bias = base.has_classifier_bias(pooling)
