@@ -112,6 +112,11 @@ MODEL_TYPES = (
         tokenizer="BertTokenizer",
     ),
     ModelType(
+        "gte", "GTE", "encoders.gte:GTE", "nomic_bert", "encoder",
+        arguments={"attention_bias": True, "feed_forward_bias": ["outer"]}, padding=_PAD_1,
+        vocabularies={"gte": 250048}, tokenizer="XLMRobertaTokenizer",
+    ),
+    ModelType(
         "eurobert", "EuroBERT", "encoders.eurobert:EUROBERT", "llama", "encoder",
         arguments={"causal": False, "classifier_activation": "gelu"},
         padding="`pad_token_id`, usually 128001",

@@ -44,6 +44,7 @@ def own_options():
         "mobilebert": {"bottleneck_dim": 8, "num_feed_forward": 3, "attention_dropout": 0.0},
         "modernbert": {"dim": 2 * dim},
         "mpnet": {"pad_id": 1},
+        "gte": {"activation": "gelu", "activation_dropout": 0.0},
         "eurobert": {"pad_id": 0, "attention_bias": True},
         "openai-gpt": {"intermediate_dim": 4 * dim},  # n_inner is unknown to transformers
         "gpt_neo": {"windows": [None, 4]},

@@ -201,6 +201,26 @@ class ByHead(Transform):
 
 
 @dataclass(frozen=True)
+class ValueFirst(Transform):
+    """The first layer of a gated network, whose tensor has the value before the gate.
+
+    >>> import numpy as np
+    >>> from keras_tfm.checkpoints.transforms import ValueFirst
+    >>> ValueFirst().load([np.array([1, 2, 3, 4])]).tolist()
+    [3, 4, 1, 2]
+    """
+
+    def _shape(self, shape: Shape) -> Shape:
+        return shape[::-1]
+
+    def _load(self, array: np.ndarray) -> np.ndarray:
+        return np.roll(array.T, array.shape[0] // 2, axis=-1)
+
+    def _save(self, value: np.ndarray) -> np.ndarray:
+        return np.roll(value, value.shape[-1] // 2, axis=-1).T
+
+
+@dataclass(frozen=True)
 class Joined(Transform):
     """Several tensors concatenated in one weight, such as query, key and value in one kernel.
 

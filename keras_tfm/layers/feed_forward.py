@@ -1,5 +1,6 @@
 """The position-wise feed-forward network of a Transformer block."""
 
+from collections.abc import Collection
 from typing import Any
 
 import keras
@@ -11,6 +12,8 @@ from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Activation, Config, Initializer, Shape, Tensor
+
+_LAYERS = ("inner", "outer")
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -27,7 +30,8 @@ class FeedForward(RematerializedLayer):
         activation: str or function, activation of the first layer, or of the gate.
         gated: bool, whether the first layer's output is multiplied by a gate.
         dropout: float, dropout rate after the activation (0 in the paper).
-        use_bias: bool, whether both layers add a bias.
+        use_bias: bool, whether both layers add a bias, or a list of those that do: any of "inner"
+            and "outer".
         kernel_initializer: initializer of both kernels.
         bias_initializer: initializer of both biases.
 
@@ -55,18 +59,24 @@ class FeedForward(RematerializedLayer):
         activation: Activation = "relu",
         gated: bool = False,
         dropout: float = 0.0,
-        use_bias: bool = True,
+        use_bias: bool | Collection[str] = True,
         kernel_initializer: Initializer = "glorot_uniform",
         bias_initializer: Initializer = "zeros",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
         check_integer("intermediate_dim", intermediate_dim)
+        if not isinstance(use_bias, bool) and (
+            isinstance(use_bias, str) or not set(use_bias) <= {*_LAYERS}
+        ):
+            raise ValueError(
+                f"use_bias must be True, False or a list of {list(_LAYERS)}, got {use_bias!r}"
+            )
         self.intermediate_dim = intermediate_dim
         self.activation = as_activation("activation", activation)
         self.gated = gated
         self.dropout = dropout
-        self.use_bias = use_bias
+        self.use_bias = use_bias if isinstance(use_bias, bool) else sorted(use_bias)
         self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
@@ -76,11 +86,15 @@ class FeedForward(RematerializedLayer):
         """Creates both layers for inputs of width D."""
         check_sequence(self, "x", x_shape)
         widths = 2 if self.gated else 1
-        self.inner = self._dense("inner", widths * self.intermediate_dim)
+        self.inner = self._dense("inner", widths * self.intermediate_dim, self._is_biased("inner"))
         self.inner.build(x_shape)
-        self.outer = self._dense("outer", x_shape[-1])
+        self.outer = self._dense("outer", x_shape[-1], self._is_biased("outer"))
         self.outer.build((*x_shape[:-1], self.intermediate_dim))
         self.built = True
+
+    def _is_biased(self, name: str) -> bool:
+        """Whether a layer adds a bias."""
+        return self.use_bias if isinstance(self.use_bias, bool) else name in self.use_bias
 
     def call(self, x: Tensor, training: bool | None = None) -> Tensor:
         """(..., T, D) -> (..., T, D)."""

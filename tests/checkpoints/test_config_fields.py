@@ -18,6 +18,7 @@ NOT_COMPARED = {
     "mistral": {"head_dim"},
     "nomic_bert": {"head_dim"},
     "eurobert": {"head_dim"},
+    "gte": {"head_dim"},
     "idefics3": {"head_dim"},
     "smolvlm": {"head_dim"},
 }

@@ -1,10 +1,11 @@
-"""Folders of NomicBERT as they are on the hub: its own fields of `config.json`, its own prefix."""
+"""Folders of NomicBERT and GTE as they are on the hub: fields and prefixes of the authors' code."""
 
 import json
 
 import numpy as np
 import pytest
 from compare import to_numpy
+from families import small_model
 from keras_weights import randomize
 from safetensors.numpy import load_file, save_file
 
@@ -77,3 +78,31 @@ def test_fields_of_transformers_come_first(saved):
 def test_what_is_not_supported_is_named(field, value, saved):
     with pytest.raises(ValueError, match=f"config.json: {field} must be .*, got '?{value}"):
         load(saved, **{field: value})
+
+
+def test_the_prefix_of_gte(tmp_path):
+    """And a model without segments, as gte-base-en."""
+    model = randomize(small_model("gte", num_segments=0))
+    checkpoints.save_huggingface(model, tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({f"new.{name}": x for name, x in load_file(file).items()}, file)
+    tokens = np.array([[2, 7, 8, 9, 3], [2, 4, 3, 0, 0]], "int32")
+    loaded = checkpoints.load_huggingface(tmp_path)
+    np.testing.assert_array_equal(*(to_numpy(x({"tokens": tokens})) for x in (loaded, model)))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "message"),
+    [
+        ("nomic_bert", {"feed_forward_bias": True}, "feed_forward_bias must be False"),
+        ("nomic_bert", {"activation_dropout": 0.1}, "activation_dropout must be 0.0"),
+        ("nomic_bert", {"num_segments": 0}, "num_segments must be at least 1"),
+        ("gte", {"feed_forward_bias": True}, r"feed_forward_bias must be \['outer'\]"),
+        ("gte", {"activation_dropout": 0.1}, "activation_dropout must be 0.0"),
+    ],
+)
+def test_what_transformers_does_not_have_is_not_saved(model_type, options, message, tmp_path):
+    model = small_model(model_type, **options)
+    with pytest.raises(ValueError, match=f"{message}.* to be saved as {model_type}"):
+        checkpoints.save_huggingface(model, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()

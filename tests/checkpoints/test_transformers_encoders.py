@@ -100,6 +100,8 @@ NOMIC_BERT = {
     **SIZES, "head_dim": 4, "pad_token_id": 3, "type_vocab_size": 3,
     "rope_parameters": {"rope_theta": 50.0, "rope_type": "default"},
 }  # fmt: skip
+GTE = {**NOMIC_BERT, "type_vocab_size": 2}
+del GTE["head_dim"]
 EUROBERT = {
     **SIZES, "num_key_value_heads": 1, "head_dim": 4, "pad_token_id": 3, "bos_token_id": None,
     "eos_token_id": None, "rope_parameters": {"rope_theta": 50.0, "rope_type": "default"},
@@ -139,6 +141,9 @@ MODELS = [
     ),
     *[(f"NomicBert{x}", {**NOMIC_BERT, **HEADS[x]}) for x in list(HEADS)[:4]],
     ("NomicBertForMaskedLM", {**NOMIC_BERT, "hidden_act": "gelu", "layer_norm_eps": 0.1}),
+    *[(f"Gte{x}", {**GTE, **HEADS[x]}) for x in list(HEADS)[:4]],
+    ("GteModel", {**GTE, "type_vocab_size": 0, "hidden_act": "relu", "layer_norm_eps": 0.1}),
+    ("GteForMaskedLM", {**GTE, "hidden_act": "silu", "hidden_dropout_prob": 0.2}),
     *[(f"EuroBert{x}", {**EUROBERT, **HEADS[x]}) for x in list(HEADS)[:4]],
     ("EuroBertForMaskedLM", {**EUROBERT, "tie_word_embeddings": True, "attention_bias": True}),
     ("EuroBertModel", {**EUROBERT, "mlp_bias": True, "hidden_act": "relu", "rms_norm_eps": 0.1}),

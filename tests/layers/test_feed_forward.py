@@ -1,3 +1,5 @@
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -42,7 +44,7 @@ def test_equals_the_float64_reference(x, dtype, activation, use_bias):
     assert_close(layer(x), expected, FLOAT32 if dtype == "float32" else BFLOAT16)
 
 
-@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("use_bias", [False, True, ["outer"]], ids=str)
 @pytest.mark.parametrize("how", ["", "LoRA", "int8"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_gate(x, target, how, use_bias):
@@ -52,7 +54,8 @@ def test_a_gate(x, target, how, use_bias):
         layer.inner.enable_lora(2)
         layer.inner.lora_kernel_b.assign(np.full((2, 2 * F), 0.3))
     kernel = to_numpy(layer.inner.kernel).astype("float64")
-    biases = [to_numpy(p.bias) if use_bias else 0.0 for p in (layer.inner, layer.outer)]
+    assert [p.use_bias for p in (layer.inner, layer.outer)] == [use_bias is True, bool(use_bias)]
+    biases = [to_numpy(p.bias) if p.use_bias else 0.0 for p in (layer.inner, layer.outer)]
     gate, y = np.split(x @ kernel + biases[0], 2, axis=-1)
     expected = (gate / (1 + np.exp(-gate)) * y) @ to_numpy(layer.outer.kernel) + biases[1]
     if how == "int8":
@@ -94,3 +97,10 @@ def test_short_and_empty_inputs(x, shape):
 def test_impossible_widths_are_refused():
     with pytest.raises(ValueError, match="intermediate_dim must be at least 1, got 0"):
         FeedForward(0)
+
+
+@pytest.mark.parametrize("use_bias", ["outer", ["output"], ["inner", "gate"]])
+def test_biases_of_unknown_layers_are_refused(use_bias):
+    expected = r"use_bias must be True, False or a list of \['inner', 'outer'\], got "
+    with pytest.raises(ValueError, match=expected + re.escape(repr(use_bias))):
+        FeedForward(F, use_bias=use_bias)

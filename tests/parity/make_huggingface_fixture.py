@@ -355,6 +355,8 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
             counts["granite4"][size] = counted(model, 100352)
         nomic = transformers.NomicBertModel(transformers.NomicBertConfig())
         counts["nomic_bert"]["base"] = counted(nomic, 30528)
+        gte = transformers.GteModel(transformers.GteConfig())
+        counts["nomic_bert"]["gte-multilingual-base"] = counted(gte, 250048)
     return counts
 
 

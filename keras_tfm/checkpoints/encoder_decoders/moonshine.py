@@ -1,9 +1,6 @@
 """Moonshine checkpoints: tensor names and configuration."""
 
 import copy
-from dataclasses import dataclass
-
-import numpy as np
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
@@ -12,7 +9,7 @@ from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.image_settings import EXTRACTORS, read_settings
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, convolution, dense
-from keras_tfm.checkpoints.transforms import ConvolutionKernel, Shape, Transform
+from keras_tfm.checkpoints.transforms import ConvolutionKernel, ValueFirst
 from keras_tfm.models.encoder_decoders.moonshine import SAMPLE_RATE
 
 _PARTIAL = "partial_rotary_factor"
@@ -21,26 +18,6 @@ _PARTIAL = "partial_rotary_factor"
 _HEADS = (
     "decoder_num_attention_heads", "encoder_num_key_value_heads", "decoder_num_key_value_heads",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ValueFirst(Transform):
-    """The first layer of a gated network, whose tensor has the value before the gate.
-
-    >>> import numpy as np
-    >>> from keras_tfm.checkpoints.encoder_decoders.moonshine import ValueFirst
-    >>> ValueFirst().load([np.array([1, 2, 3, 4])]).tolist()
-    [3, 4, 1, 2]
-    """
-
-    def _shape(self, shape: Shape) -> Shape:
-        return shape[::-1]
-
-    def _load(self, array: np.ndarray) -> np.ndarray:
-        return np.roll(array.T, array.shape[0] // 2, axis=-1)
-
-    def _save(self, value: np.ndarray) -> np.ndarray:
-        return np.roll(value, value.shape[-1] // 2, axis=-1).T
 
 
 def _scale(path: str, tensor: str) -> Row:

@@ -7,14 +7,13 @@ from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_n
 from keras_tfm.checkpoints.decoders.decoder_fields import is_tied
 from keras_tfm.checkpoints.decoders.rope import partial_rope_fields, read_partial_rope
 from keras_tfm.checkpoints.encoder_decoders.moonshine import (
-    ValueFirst,
     check_extractor,
     save_preprocessor,
 )
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, convolution, dense
-from keras_tfm.checkpoints.transforms import Offset
+from keras_tfm.checkpoints.transforms import Offset, ValueFirst
 from keras_tfm.models.encoder_decoders.moonshine_streaming import SAMPLE_RATE
 
 # The window (16, 0) of transformers sees no feature after its own, as (16, 1) here.

@@ -13,7 +13,7 @@ _LAYER = "encoder.layer.{i}"
 
 _DEFAULTS = {
     "vocab_size": 30522, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
-    "pad_token_id": 0,
+    "type_vocab_size": 2, "pad_token_id": 0,
 }  # fmt: skip
 # The rows of the encoder, which RoBERTa and ELECTRA share.
 ENCODER = (
@@ -40,11 +40,14 @@ TABLE = (
 )
 
 
-def encoder_arguments(config: Config, named: Named, **defaults: int) -> Arguments:
+def encoder_arguments(
+    config: Config, named: Named, min_segments: int = 1, **defaults: int
+) -> Arguments:
     """The builder's arguments that BERT and its successors have in common.
 
     Args:
         config, named: the configuration and the tensors' names.
+        min_segments: int, the smallest number of segments.
         **defaults: values of fields that are missing in `config.json`, if they are not BERT's.
     """
     defaults = {**_DEFAULTS, **defaults}
@@ -67,7 +70,9 @@ def encoder_arguments(config: Config, named: Named, **defaults: int) -> Argument
         "activation": config.activation("hidden_act", "gelu"),
         "layer_norm_epsilon": config.number("layer_norm_eps", 1e-12),
         "max_length": config.integer("max_position_embeddings", 512),
-        "num_segments": config.integer("type_vocab_size", 2),
+        "num_segments": config.integer(
+            "type_vocab_size", defaults["type_vocab_size"], minimum=min_segments
+        ),
         "pad_id": read_pad_id(config, size, defaults["pad_token_id"]),
     }
 

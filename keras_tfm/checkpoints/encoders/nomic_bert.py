@@ -2,6 +2,7 @@
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
+from keras_tfm.checkpoints.decoders.decoder_fields import check_saved
 from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
 from keras_tfm.checkpoints.encoders.bert import ARCHITECTURES, encoder_arguments, encoder_fields
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -44,15 +45,30 @@ _OWN_FIELDS = {
 _GATED = {"swiglu": "silu", "geglu": "gelu"}
 
 
+def shared_arguments(
+    config: Config, named: Named, default_theta: float, **defaults: int
+) -> Arguments:
+    """The builder's arguments that NomicBERT and GTE have in common.
+
+    Args:
+        config, named, **defaults: as in `encoder_arguments` of BERT.
+        default_theta: float, the base of the rotary positions if no field names it.
+    """
+    config.fields.pop("position_embedding_type", None)  # of other code: "rope"
+    return {
+        **encoder_arguments(config, named, **defaults),
+        "head_dim": config.integer("head_dim", None),
+        "attention_dropout": config.number("attention_probs_dropout_prob", 0.0, 1),
+        **read_rope(config, default_theta),
+    }
+
+
 def _arguments(config: Config, named: Named) -> Arguments:
     _take_own_fields(config)
     return {
-        **encoder_arguments(config, named, vocab_size=30528),
-        "head_dim": config.integer("head_dim", None),
+        **shared_arguments(config, named, 1000.0, vocab_size=30528),
         "dropout": config.number("hidden_dropout_prob", 0.0, 1),
-        "attention_dropout": config.number("attention_probs_dropout_prob", 0.0, 1),
         "activation": config.activation("hidden_act", "silu"),
-        **read_rope(config, default=1000.0),
         "max_length": config.integer("max_position_embeddings", 2048),
     }
 
@@ -88,7 +104,30 @@ def _take_own_fields(config: Config) -> None:
         fields["hidden_act"] = _GATED[activation]
 
 
+def architectures(name: str, masked: Architecture) -> dict[str, Architecture]:
+    """The classes of a family by name.
+
+    Args:
+        name: str, the first part of their names, such as "Gte".
+        masked: the masked language model.
+    """
+    return {
+        f"{name}Model": Architecture(lambda model, config: model),
+        f"{name}ForMaskedLM": masked,
+        f"{name}ForSequenceClassification": ARCHITECTURES["BertForSequenceClassification"],
+        f"{name}ForTokenClassification": ARCHITECTURES["BertForTokenClassification"],
+    }
+
+
 def _fields(model: models.Model, architecture: str) -> Fields:
+    check_saved(model, "nomic_bert", feed_forward_bias=False, activation_dropout=0.0)
+    if model.arguments["num_segments"] == 0:
+        raise ValueError(f"{model.name}: num_segments must be at least 1 to be saved as nomic_bert")
+    return shared_fields(model, architecture)
+
+
+def shared_fields(model: models.Model, architecture: str) -> Fields:
+    """The fields of `config.json` that NomicBERT and GTE have in common."""
     given = model.arguments
     return {
         **encoder_fields(model, architecture),
@@ -103,17 +142,8 @@ NOMIC_BERT = Family(
     table=lambda model: TABLE,
     arguments=_arguments,
     fields=_fields,
-    architectures={
-        "NomicBertModel": Architecture(lambda model, config: model),
-        **{
-            name.replace("Bert", "NomicBert"): ARCHITECTURES[name]
-            for name in (
-                "BertForMaskedLM",
-                "BertForSequenceClassification",
-                "BertForTokenClassification",
-            )
-        },
-    },
+    architectures=architectures("NomicBert", ARCHITECTURES["BertForMaskedLM"]),
+    is_of=lambda model: not model.arguments["attention_bias"],
     names=Names(
         prefix="nomic_bert.",
         aliases={
