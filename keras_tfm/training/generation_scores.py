@@ -1,11 +1,12 @@
 """Scores generated texts during training."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 
+from keras_tfm.arguments import check_integer
 from keras_tfm.generation import Generator, Strategy
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.layers.types import Arguments
@@ -37,7 +38,8 @@ class GenerationScores(keras.callbacks.Callback):
         inputs: array, list or dict: the inputs of a `Generator`, one row per reference: a dict of
             the model's inputs, in which the stepped input is optional and holds prompts, or one
             array. Generation is faster if rows of similar lengths are adjacent.
-        references: list with a text, or a list of correct texts, for each row.
+        references: list with a text, or a list of correct texts, for each row: str, or bytes in
+            UTF-8, as datasets have them.
         decode: function or tokenizer, converts ids to text: a function of one row's ids, or an
             object with `decode_batch` (Hugging Face `tokenizers`), `decode` (SentencePiece) or
             `detokenize` (keras-hub). It gets the generated ids without start token, prompt, end
@@ -58,8 +60,9 @@ class GenerationScores(keras.callbacks.Callback):
         texts: list of str, the generated texts of the last scored epoch.
 
     Raises:
-        ValueError: the numbers of rows and references differ, or the model cannot be stepped.
-        TypeError: `decode` is none of the above.
+        ValueError: the numbers of rows and references differ, a row has no reference, or the model
+            cannot be stepped.
+        TypeError: references that are not texts; metrics or `decode` that are none of the above.
         ModuleNotFoundError: sacrebleu is not installed; the message names the extra to install.
 
     Example:
@@ -97,10 +100,10 @@ class GenerationScores(keras.callbacks.Callback):
         prefix: str = "val_",
     ):
         super().__init__()
-        at_least_1 = {"batch_size": batch_size, "every": every, "max_examples": max_examples}
-        for name, value in at_least_1.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_integer("batch_size", batch_size)
+        check_integer("every", every)
+        check_integer("max_examples", max_examples, optional=True)
+        references = _texts_by_row(references)
         lengths = {len(x) for x in (inputs.values() if isinstance(inputs, dict) else [inputs])}
         if lengths != {len(references)} or not len(references):
             raise ValueError(
@@ -108,8 +111,7 @@ class GenerationScores(keras.callbacks.Callback):
                 f"got {sorted(lengths)} rows and {len(references)} references"
             )
         self.inputs = inputs
-        self.references = [[x] if isinstance(x, str) else list(x) for x in references]
-        self.references = self.references[:max_examples]
+        self.references = references[:max_examples]
         self.decode = _decoder(decode)
         self.options: Arguments = {
             "max_length": max_length,
@@ -120,7 +122,7 @@ class GenerationScores(keras.callbacks.Callback):
             "max_new_tokens": max_new_tokens,
         }
         self.batch_size, self.every, self.prefix = batch_size, every, prefix
-        self.metrics = dict(_default_metrics() if metrics is None else metrics)
+        self.metrics = _checked_metrics(metrics)
         self.texts: list[str] = []
         self._generator: Generator | None = None
 
@@ -170,6 +172,51 @@ class GenerationScores(keras.callbacks.Callback):
         return self.decode(rows)
 
 
+def _texts_by_row(references: Any) -> list[list[str]]:
+    """The correct texts of each row, checked here: scores are first computed after an epoch."""
+    if isinstance(references, str | bytes):
+        raise TypeError(f"references must be a list with a text for each row, got {references!r}")
+    texts_by_row = []
+    for i, given in enumerate(_as_list(references)):
+        row = [given] if isinstance(given, str | bytes) else _as_list(given)
+        texts = [x.decode("utf-8", "replace") if isinstance(x, bytes) else x for x in row]
+        for text in texts:
+            if not isinstance(text, str):
+                raise TypeError(
+                    f"references must be texts, or a list of texts for each row, got {text!r} in "
+                    f"row {i}"
+                )
+        if not texts:
+            raise ValueError(
+                f"references must have at least one text for each row, got {row!r} in row {i}"
+            )
+        texts_by_row.append(texts)
+    return texts_by_row
+
+
+def _as_list(x: Any) -> list[Any]:
+    """The entries of a list, an array, a tensor or an iterator; anything else is the one entry."""
+    x = x.numpy() if hasattr(x, "numpy") else x
+    if isinstance(x, np.ndarray):
+        x = x.tolist()
+    return list(x) if isinstance(x, Iterable) and not isinstance(x, str | bytes) else [x]
+
+
+def _checked_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
+    """The metrics by name, `sacrebleu`'s by default."""
+    if metrics is None:
+        return _default_metrics()
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics must be a dict from names to metrics, got {metrics!r}")
+    for name, metric in metrics.items():
+        if not hasattr(metric, "corpus_score"):
+            raise TypeError(
+                f"metrics must have a method corpus_score, as sacrebleu.BLEU() has, got {metric!r} "
+                f"for {name!r}"
+            )
+    return dict(metrics)
+
+
 def _rows_at(inputs: Inputs, index: np.ndarray) -> Any:
     """Rows of the inputs; prompts of different lengths are a list."""
     if isinstance(inputs, dict):
@@ -211,7 +258,11 @@ def _decoder(decode: Decoder) -> Callable[[list[list[int]]], list[str]]:
 def _text(x: object) -> str:
     if hasattr(x, "numpy"):
         x = x.numpy()
-    return x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x)
+    if isinstance(x, bytes):
+        return x.decode("utf-8", "replace")
+    if not isinstance(x, str):
+        raise TypeError(f"decode must return a text for the ids of a row, got {x!r}")
+    return x
 
 
 def _default_metrics() -> dict[str, Metric]:

@@ -75,6 +75,19 @@ def test_the_answers_themselves_score_100():
     assert history["val_chrf"] == [pytest.approx(100)]
 
 
+def test_references_are_texts_of_any_kind():
+    """As Python, NumPy and TensorFlow's datasets have them."""
+    tf = pytest.importorskip("tensorflow")
+    texts = ["ä b", "b", "c", "d"]
+    encoded = [x.encode() for x in texts]
+    expected = [[x] for x in texts]
+    for given in (texts, encoded, np.array(texts), np.array(encoded), tf.constant(texts)):
+        assert GenerationScores(SOURCES, given, words, **OPTIONS).references == expected
+    pairs = tf.constant([[x, "e"] for x in texts])
+    callback = GenerationScores(SOURCES, pairs, words, **OPTIONS)
+    assert callback.references == [[x, "e"] for x in texts]
+
+
 class Shared:
     """A metric of one's own: the share of texts that are right."""
 
@@ -191,6 +204,13 @@ def test_tokenizers_of_several_kinds(decode):
     assert _decoder(decode)([[1, 2], []]) == ["a b", ""]
 
 
+def test_what_is_no_text_is_not_scored():
+    from keras_tfm.training.generation_scores import _decoder
+
+    with pytest.raises(TypeError, match="decode must return a text .* got None"):
+        _decoder(lambda ids: None)([[1, 2]])
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -199,6 +219,13 @@ def test_tokenizers_of_several_kinds(decode):
         ({"every": 0}, ValueError, "every must be at least 1, got 0"),
         ({"max_examples": 0}, ValueError, "max_examples must be at least 1, got 0"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 2.0}, TypeError, "batch_size must be an integer, got 2.0"),
+        ({"references": "abcd"}, TypeError, "must be a list with a text for each row, got 'abcd'"),
+        ({"references": ["a", None, "c", "d"]}, TypeError, "must be texts.*got None in row 1"),
+        ({"references": [["a"], [3, 4], "c", "d"]}, TypeError, "must be texts.*got 3 in row 1"),
+        ({"references": [["a"], [], "c", "d"]}, ValueError, r"at least one text.*\[\] in row 1"),
+        ({"metrics": ["bleu"]}, TypeError, r"metrics must be a dict .* got \['bleu'\]"),
+        ({"metrics": {"exact": "equal"}}, TypeError, "corpus_score.*got 'equal' for 'exact'"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, error, message):
