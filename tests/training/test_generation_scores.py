@@ -207,7 +207,7 @@ def test_tokenizers_of_several_kinds(decode):
 def test_what_is_no_text_is_not_scored():
     from keras_tfm.training.generation_scores import _decoder
 
-    with pytest.raises(TypeError, match="decode must return a text .* got None"):
+    with pytest.raises(TypeError, match=r"decode must return a text .* got None"):
         _decoder(lambda ids: None)([[1, 2]])
 
 
