@@ -497,14 +497,39 @@ def test_an_operator_that_litert_lacks_is_named_with_its_layer(tmp_path, layer, 
     assert not path.exists()
 
 
+class BelowZeros(layers.Layer):
+    """Compares truth values with an array of zeros, which the converter makes an operator on truth
+    values.
+    """
+
+    def call(self, x):
+        return keras.ops.cast(x > 2, "int32") < keras.ops.zeros((1, 4), "int32")
+
+
 def test_an_operator_of_the_wrong_type_is_named_with_its_layer(tmp_path):
-    """The converter makes the lookup's comparison `kind < 0` an operator on truth values."""
     ids = keras.Input((4,), dtype="int32", name="ids")
-    kinds = keras.ops.cast(ids > 2, "int32")
-    model = keras.Model(ids, layers.Embedding(2, 5, name="kinds")(kinds), name="model")
-    message = r"model cannot be converted: 'tfl\.zeros_like' op operand .* \(in kinds\)$"
+    model = keras.Model(ids, BelowZeros(name="below")(ids), name="model")
+    message = r"model cannot be converted: 'tfl\.zeros_like' op operand .* \(in below\)$"
     with pytest.raises(ValueError, match=message):
         export_tflite(model, tmp_path / "x.tflite")
+
+
+def test_ids_of_truth_values_are_looked_up(tmp_path):
+    """The converter makes `kind < 0` and `0 <= kind` operators on truth values."""
+    ids = keras.Input((4,), dtype="int32", name="ids")
+    kinds = keras.ops.cast(ids > 2, "int32")
+    rows = layers.Embedding(2, 5)(kinds)
+    others = layers.Embedding(2, 5)(keras.ops.expand_dims(keras.ops.equal(ids, 3), -1))
+    below, above = keras.ops.greater(0, kinds), keras.ops.less_equal(0, kinds)
+    signs = keras.ops.stack([kinds < 0, kinds >= 0, below, above], axis=-1)
+    results = {"rows": rows, "others": others, "signs": keras.ops.cast(signs, "int32")}
+    model = keras.Model(ids, results)
+    report = export_tflite(model, tmp_path / "x.tflite")
+    inputs = np.array([[0, 2, 3, 7]], "int32")
+    found, expected = runtime.load(report.path).predict(inputs), model(inputs)
+    for name in results:
+        np.testing.assert_array_equal(found[name], expected[name])
+    assert found["signs"].tolist() == [[[0, 1, 0, 1]] * 4]
 
 
 def test_argmax_and_signs_of_zeros(tmp_path):

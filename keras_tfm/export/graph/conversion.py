@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from keras_tfm import atomic_files
 from keras_tfm.export.graph.schema import ModelT
@@ -27,6 +29,11 @@ from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import bytes_by_scopes
 from keras_tfm.runtime.manifest.storage import import_litert
 
+# Comparisons with the place of an input; if that one is 0, and the other was boolean, they have the
+# same result everywhere.
+_COMPARED_WITH_0 = {"Less": 1, "GreaterEqual": 1, "Greater": 0, "LessEqual": 0}
+# Operations whose result has values of their first input only.
+_MOVING = ("ExpandDims", "Identity", "Reshape", "Slice", "Squeeze", "StridedSlice", "Transpose")
 # Operations of TensorFlow's graphs that have graphs of their own.
 _WITH_FUNCTIONS = ("While", "StatelessWhile", "If", "StatelessIf")
 _log = logging.getLogger(__name__)
@@ -178,6 +185,7 @@ def _convert(
                     for signature in group:
                         stand_ins.note_kept(signature.traced)
                 write_saved_model(model, group, folder / str(number), with_gradients=False)
+                _compare_booleans(folder / str(number))
             functions = [signature.traced for signature in signatures]
         if quantization.preset == "int8_full":
             _refuse_loops(model, signatures)
@@ -285,6 +293,43 @@ def _sign_without_bits() -> Iterator[None]:
 
     with _lock, with_signbit(sign):  # another thread would restore what this one has set
         yield
+
+
+def _compare_booleans(path: Path) -> None:
+    """Makes x < 0 of a boolean that was cast to a number x < x, in the SavedModel at `path`.
+
+    Keras's Embedding compares ids with 0. The converter makes the comparison of 0 and 1 a
+    ZerosLike or OnesLike of the boolean, which LiteRT's operators refuse.
+    """
+    file = path / "saved_model.pb"
+    saved = SavedModel.FromString(file.read_bytes())
+    changed = False
+    for function in (x for y in saved.meta_graphs for x in y.graph_def.library.function):
+        nodes = {node.name: node for node in function.node_def}
+
+        def producer(name: str, nodes: dict[str, NodeDef] = nodes) -> NodeDef | None:
+            return nodes.get(name.split(":")[0])  # None: an argument of the function
+
+        for node in function.node_def:
+            place = _COMPARED_WITH_0.get(node.op)
+            if place is None:
+                continue
+            zero, other = producer(node.input[place]), producer(node.input[1 - place])
+            while other is not None and other.op in _MOVING:
+                other = producer(other.input[0])
+            if (
+                zero is not None
+                and zero.op == "Const"
+                and not zero.attr["value"].tensor.tensor_shape.dim
+                and not tf.make_ndarray(zero.attr["value"].tensor)
+                and other is not None
+                and other.op == "Cast"
+                and other.attr["SrcT"].type == tf.bool.as_datatype_enum
+            ):
+                node.input[place] = node.input[1 - place]
+                changed = True
+    if changed:
+        file.write_bytes(saved.SerializeToString())
 
 
 @contextmanager
