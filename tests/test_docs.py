@@ -21,6 +21,8 @@ GUIDES = [
     "data",
     "images",
     "speech",
+    "drawing",
+    "proteins",
     "mathematics",
     "masks",
     "layers",
@@ -45,7 +47,7 @@ GUIDES = [
 ]
 SLOW = [
     *("first-model", "data", "training", "distribution", "generation", "export", "cookbook"),
-    *("huggingface", "images", "quantization-aware-training", "speech"),
+    *("huggingface", "images", "drawing", "quantization-aware-training", "speech"),
     *("from-kerashub", "litertlm"),
 ]
 # In a test's time: what is replaced.
@@ -64,6 +66,7 @@ NEEDED = {
     "from-transformers-tf": [],
     "on-device": ["tokenizers"],
     "data": ["tokenizers", "sentencepiece"],
+    "drawing": ["tokenizers", "PIL"],
     "export": ["tokenizers"],
     "generation": ["tokenizers"],
     "huggingface": ["tokenizers", "safetensors"],
