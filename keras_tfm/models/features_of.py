@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import keras
 
 from keras_tfm.arguments import check_integer
+from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.identity import blocks_of, identity_of, outputs_in
 from keras_tfm.models.model import Model
 
@@ -42,7 +43,7 @@ def features_of(model: keras.Model, blocks: Sequence[int]) -> Model:
         raise ValueError(f"expected a model of a builder, with blocks, got {model.name!r}")
     # The first output: Gemma 4's blocks may return keys and values, too.
     outputs = [outputs_in(model, layers[i])[0] for i in block_numbers(blocks, len(layers))]
-    return Model(model.input, outputs, name=f"{model.name}_features")
+    return derived_model(model, model.input, outputs, f"{model.name}_features")
 
 
 def block_numbers(blocks: Sequence[int], count: int) -> list[int]:

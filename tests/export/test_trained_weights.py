@@ -1,5 +1,7 @@
 """A file of a model that was trained with rounding stores its grid, and computes what it does."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -286,6 +288,44 @@ def test_half_precision_and_the_grid(tmp_path):
         variable = next(x for x in copy.weights if x.path == name)
         grid = next(x.grid for x in quantization_of(model).weights if x.variable.path == name)
         np.testing.assert_array_equal(grid.rows(to_numpy(variable)), rows)
+
+
+def with_rounded_model_inside():
+    inner = randomize(gpt())
+    models.enable_quantization(inner, "int4", activations=True)
+    x = keras.Input((6,), dtype="int32", name="ids")
+    return inner, keras.Model(x, keras.layers.Dense(3, name="head")(inner(x)), name="outer")
+
+
+def test_a_rounded_model_inside_another_one_is_refused(tmp_path):
+    """A file in 4 bits would fold norms into its weights, which are then on no grid."""
+    _, outer = with_rounded_model_inside()
+    message = (
+        "gpt inside outer is trained with int4 weights, and outer is not: call models."
+        "disable_quantization(gpt), models.enable_quantization(outer, 'int4'), and train it a "
+        "little more"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        export_tflite(outer, tmp_path / "model.tflite", quantization="int4")
+
+
+@pytest.mark.slow
+def test_a_rounded_model_inside_another_one_in_float32(tmp_path):
+    inner, outer = with_rounded_model_inside()
+    path = tmp_path / "model.tflite"
+    (check,) = export_tflite(outer, path).verification.checks
+    assert check.relative_error <= 1e-5
+    assert quantization_of(inner).activations  # the model is as it was
+    ids = np.array([[3, 4, 5, 6, 7, 8]], "int32")
+    found = runtime.load(path).predict(ids)["output"]
+    rounded = to_numpy(outer(ids))
+    assert abs(found - rounded).max() <= 0.05 * abs(rounded).max()  # activations of 8 bits
+    models.disable_quantization(inner)
+    assert abs(found - to_numpy(outer(ids))).max() > 0.05 * abs(rounded).max()
+    outer = keras_tfm.Model(outer.inputs, outer.outputs)
+    models.enable_quantization(outer, "int4")
+    (check,) = export_tflite(outer, path, quantization="int4").verification.checks
+    assert check.graph_error <= 1e-4
 
 
 def errors():

@@ -281,6 +281,34 @@ def test_it_survives_files_clones_and_copies(tmp_path):
     assert_close(outer(IDS), wanted, 1e-6)
 
 
+def test_a_head_reads_rounded_weights():
+    """So do parts of a model. New weights are rounded, too, as in a file."""
+    model = gpt()
+    models.enable_quantization(model, "int4", keep_float=["decoder_0"], keep_int8=["decoder_1"])
+    wanted = to_numpy(model(IDS))
+    head = models.sequence_classifier(model, 5)
+    drafting = models.with_draft_heads(model, 2)
+    state = quantization_of(head)
+    assert state.get_config() == quantization_of(model).get_config()
+    grids = {x.variable.path: x.grid.bits for x in state.weights}
+    assert grids["classifier/kernel"] == (4 if model.features.shape[-1] % 32 == 0 else 8)
+    assert not any(path.startswith("decoder_0/") for path in grids)
+    assert_close(drafting(IDS)[0], wanted, 1e-6)
+    body = models.backbone(model)
+    rounded = to_numpy(body(IDS))
+    with models.without_quantization(body):
+        assert not np.allclose(to_numpy(body(IDS)), rounded, atol=1e-3)
+    models.disable_quantization(head)  # of the head alone
+    assert_close(model(IDS), wanted, 1e-6)
+
+
+def test_a_head_leaves_out_layers_that_were_kept():
+    encoder_decoder = models.t5(41, dim=32, num_layers=1, num_heads=2, intermediate_dim=32)
+    models.enable_quantization(encoder_decoder, "int4", keep_float=["decoder_0", "encoder_0"])
+    encoder = models.encoder(encoder_decoder)
+    assert quantization_of(encoder).keep_float == ["encoder_0"]
+
+
 def test_a_training_goes_on_from_a_file(tmp_path):
     """Four epochs, and two times two, with the state of Adam and the rounding in between."""
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import keras
 
-from keras_tfm.export.quantization.trained_weights import rounded_copy
+from keras_tfm.export.quantization.trained_weights import rounded_copy, with_rounded_parts
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.models import with_dtype
 from keras_tfm.models.dequantize import dequantize, is_quantized
@@ -34,7 +34,7 @@ def quantized_models(models: Mapping[str, keras.Model]) -> list[str]:
 def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
     """The model, or a copy in float32: with merged adapters, or of half precision or quantized.
 
-    Of a model of `models.enable_quantization`, a copy with rounded weights.
+    Of a model of `models.enable_quantization`, or with one inside, a copy with rounded weights.
 
     Args:
         model: functional `keras.Model`.
@@ -48,6 +48,8 @@ def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
     """
     if quantization_of(model) is not None:
         return rounded_copy(model, merge_adapters)
+    if any(quantization_of(x) is not None for x in sublayers(model)):
+        model = with_rounded_parts(model, merge_adapters)
     if is_quantized(model):
         if not merge_adapters:
             raise ValueError(

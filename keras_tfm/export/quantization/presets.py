@@ -25,6 +25,7 @@ from keras_tfm.export.quantization.trained_weights import (
 from keras_tfm.export.signatures.input_numbers import InputNumbers, input_numbers
 from keras_tfm.export.signatures.request import Request
 from keras_tfm.export.signatures.signature import Signature
+from keras_tfm.keras_internals import sublayers
 from keras_tfm.layers.target import bounded_masks
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import inspect_subgraphs
@@ -257,6 +258,14 @@ def _trained_weights(
             raise ValueError(
                 f"{one.name} {trained.quantization.statement}, got it with other models for one "
                 "file: export it alone, or call models.disable_quantization first"
+            )
+    for part in sublayers(model) if preset in ("int8", "int4", "int8_full") else ():
+        inside = trained_weights(part)
+        if inside is not None:
+            raise ValueError(
+                f"{part.name} inside {model.name} {inside.quantization.statement}, and "
+                f"{model.name} is not: call models.disable_quantization({part.name}), "
+                f"models.enable_quantization({model.name}, {preset!r}), and train it a little more"
             )
     trained = None if group else trained_weights(model)
     if trained is None:

@@ -30,7 +30,7 @@ import numpy as np
 from keras_tfm.export.graph.graph_editor import GraphEditor
 from keras_tfm.export.graph.schema import ModelT, OperatorT, SubGraphT
 from keras_tfm.export.quantization.four_bits import store_int4_levels, store_int8_levels
-from keras_tfm.keras_internals import read_value
+from keras_tfm.keras_internals import read_value, sublayers
 from keras_tfm.layers.base_layer import has_adapters
 from keras_tfm.layers.decoding.cache import rounded_caches
 from keras_tfm.layers.types import Tensor
@@ -40,6 +40,7 @@ from keras_tfm.models.quantization.rounding import Grid, row_parts
 from keras_tfm.models.quantization.state import (
     TrainedQuantization,
     quantization_of,
+    set_quantization,
 )
 from keras_tfm.models.with_dtype import copy_adapters
 from keras_tfm.runtime import flatbuffer
@@ -123,24 +124,59 @@ def rounded_copy(model: keras.Model, merge_adapters: bool = True) -> keras.Model
     Raises:
         ValueError: LoRA adapters would be merged into rounded weights.
     """
-    if merge_adapters and has_adapters(model):
+    if merge_adapters:
+        _refuse_adapters(model)
+    known = quantization_of(model)
+    assert known is not None
+    copy = latent_copy(model)
+    state = known.copy(copy)
+    vars(copy)[_KEY] = TrainedWeights(state, _assign_rounded(state))
+    return copy
+
+
+def with_rounded_parts(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
+    """A float32 copy of a model with models of `models.enable_quantization` inside.
+
+    It computes what the model computes, without rounding of activations and caches. For a file in
+    float32 or float16: `trained_weights` knows grids of the parts alone.
+
+    Raises:
+        ValueError: LoRA adapters would be merged into rounded weights.
+    """
+    copy = with_dtype(model, "float32")
+    if not merge_adapters:
+        copy_adapters(model, copy)
+    for part, new in zip(sublayers(model), sublayers(copy), strict=True):
+        state = quantization_of(part)
+        if state is not None:
+            if merge_adapters:
+                _refuse_adapters(part)
+            rounding = state.copy(new)
+            weights = _assign_rounded(rounding)
+            set_quantization(new, None)
+            if not state.is_as_published:
+                vars(new)[_KEY] = TrainedWeights(rounding, weights)
+    return copy
+
+
+def _refuse_adapters(model: keras.Model) -> None:
+    if has_adapters(model):
         raise ValueError(
             f"{model.name} has LoRA adapters beside rounded weights: keep them apart "
             "(separate_adapters=True, verify(adapter=)), or merge them with models.with_dtype("
             "model, 'float32'), call enable_quantization of the result, and train it a little more"
         )
-    known = quantization_of(model)
-    assert known is not None
-    copy = latent_copy(model)
-    state = known.copy(copy)
+
+
+def _assign_rounded(state: TrainedQuantization) -> list[TrainedWeight]:
+    """Assigns the rounded values of weights."""
     weights = []
     for variable, grid in state.weights:
         latent = keras.ops.convert_to_numpy(variable)
         levels, scales = grid.round(latent)
         variable.assign(grid.values(levels, scales, latent.shape))
         weights.append(TrainedWeight(variable, grid, scales))
-    vars(copy)[_KEY] = TrainedWeights(state, weights)
-    return copy
+    return weights
 
 
 def latent_copy(model: keras.Model) -> keras.Model:

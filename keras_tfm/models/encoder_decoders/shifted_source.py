@@ -6,6 +6,7 @@ from keras import ops
 from keras_tfm.layers import SequencePooling
 from keras_tfm.layers.types import Tensor
 from keras_tfm.models import identity
+from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.model import Model
 
 # The families whose classifiers read the source as target, too.
@@ -34,8 +35,8 @@ def with_shifted_source(model: keras.Model) -> keras.Model:
         start = arguments["start_id"]
         first = ops.full_like(source[:, :1], arguments["pad_id"] if start is None else start)
     shifted = ops.concatenate([first, source[:, :-1]], axis=1)
-    features = Model(model.input, x, name=model.name)
-    return Model(source, features.call({"source": source, "target": shifted}), name=model.name)
+    features = Model(model.input, x)
+    return derived_model(model, source, features.call({"source": source, "target": shifted}))
 
 
 def end_token_features(model: keras.Model, features: Tensor) -> Tensor | None:

@@ -15,6 +15,7 @@ from keras_tfm.layers import (
 )
 from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.layers.types import Arguments, DType, Tensor
+from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.gallery.dvae_block import DVAEBlock, convolution
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
@@ -231,8 +232,12 @@ def dvae_parts(model: keras.Model) -> dict[str, Model]:
     given = {**model.arguments, "dtype": model.get_layer("features_marker").dtype_policy}
     decoder = _Decoder(**{x.name: given[x.name] for x in fields(_Decoder)})
     layers = [model.get_layer(x.name) for x in decoder.layers()]
-    encoder = Model(model.input, model.output["logits"], name="dvae_encoder")
-    return {"encoder": encoder, "decoder": decoder.build(layers, "dvae_decoder")}
+    encoder = derived_model(model, model.input, model.output["logits"], "dvae_encoder")
+    built = decoder.build(layers, "dvae_decoder")
+    return {
+        "encoder": encoder,
+        "decoder": derived_model(model, built.input, built.output, built.name),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

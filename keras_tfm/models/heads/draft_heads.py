@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
+from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.features import recompute, with_features
 from keras_tfm.models.heads.head_base import unused_name
 from keras_tfm.models.model import Model
@@ -65,4 +66,4 @@ def with_draft_heads(model: keras.Model, num_heads: int, name: str | None = None
     # The heads of a token beside each other, as tokens are: projections take (B, T, D).
     drafts = recompute(logits, features, keras.layers.Reshape((-1, dim))(h))
     drafts = keras.layers.Reshape((-1, num_heads, size))(drafts)
-    return Model(model.input, [logits, drafts], name=name or model.name)
+    return derived_model(model, model.input, [logits, drafts], name)

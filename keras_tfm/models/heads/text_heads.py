@@ -22,6 +22,7 @@ from keras import ops
 from keras_tfm.keras_internals import nodes_in_order, producer
 from keras_tfm.layers import OutputBias, TokenEmbedding
 from keras_tfm.layers.types import Activation, DType, Initializer, Tensor
+from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.encoder_decoders.shifted_source import has_decoder, with_shifted_source
 from keras_tfm.models.heads.head_base import HeadBase, checked_labels, head_base, unused_name
 from keras_tfm.models.identity import Marker, head, identity_of, tensors_of
@@ -43,7 +44,7 @@ def backbone(model: keras.Model, features: Tensor | str | None = None) -> Model:
     (None, None, 8)
     """
     x = head_base(model, features).features
-    return Model(model.input, x, name=model.name)
+    return derived_model(model, model.input, x)
 
 
 @head
@@ -73,7 +74,7 @@ def encoder(model: keras.Model) -> Model:
     if isinstance(inputs, dict):
         (inputs,) = (x for name, x in inputs.items() if name != "target")
     marker = Marker("head", name=unused_name(model, "head_marker"))
-    return Model(inputs, marker(encoded[0]), name=model.name)
+    return derived_model(model, inputs, marker(encoded[0]))
 
 
 def decoder(model: keras.Model) -> Model:
@@ -116,7 +117,7 @@ def decoder(model: keras.Model) -> Model:
             known.update((id(x), y) for x, y in zip(node.output_tensors, made, strict=True))
     outputs = keras.tree.map_structure(lambda x: known[id(x)], model.output)
     inputs = {"features": features, "target": new_target}
-    return Model(inputs, outputs, name=f"{model.name}_decoder")
+    return derived_model(model, inputs, outputs, f"{model.name}_decoder")
 
 
 def _tells_padding(x: keras.KerasTensor) -> bool:
@@ -179,7 +180,7 @@ def masked_language_model(
     if next_sentence:
         is_next = base.dense(2, "next_sentence")
         outputs = {"tokens": outputs, "next_sentence": is_next(base.pool())}
-    return Model(inputs, outputs, name=model.name)
+    return derived_model(model, inputs, outputs)
 
 
 def masked_token_logits(
@@ -219,7 +220,7 @@ def next_sentence(
     """
     base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.pool())
-    return Model(model.input, base.dense(2, "next_sentence")(x), name=model.name)
+    return derived_model(model, model.input, base.dense(2, "next_sentence")(x))
 
 
 @head
@@ -272,7 +273,7 @@ def sequence_classifier(
     model = with_shifted_source(model) if features is None else model
     base = head_base(model, features, kernel_initializer, dtype)
     logits = _logits_of_texts(base, num_classes, dropout, pooling, labels=labels)
-    return Model(model.input, logits, name=model.name)
+    return derived_model(model, model.input, logits)
 
 
 def _logits_of_texts(
@@ -326,7 +327,7 @@ def multiple_choice(
     """
     model = with_shifted_source(model) if features is None else model
     base = head_base(model, features, kernel_initializer, dtype)
-    return Model(model.input, _logits_of_texts(base, 1, dropout, pooling), name=model.name)
+    return derived_model(model, model.input, _logits_of_texts(base, 1, dropout, pooling))
 
 
 @head
@@ -365,7 +366,7 @@ def token_classifier(
         model = encoder(model) if is_t5 else with_shifted_source(model)
     base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.features, labels=labels)
-    return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)
+    return derived_model(model, model.input, base.classify(x, num_classes, dropout))
 
 
 @head
@@ -396,4 +397,4 @@ def question_answering(
     base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.features)
     start, end = ops.unstack(base.dense(2, "span")(base.begin(x)), 2, axis=-1)
-    return Model(model.input, {"start": start, "end": end}, name=model.name)
+    return derived_model(model, model.input, {"start": start, "end": end})

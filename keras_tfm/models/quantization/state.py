@@ -18,10 +18,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tfm.keras_internals import current_stateless_scope, value_without_autocast
+from keras_tfm.keras_internals import (
+    current_stateless_scope,
+    sublayers,
+    value_without_autocast,
+)
 from keras_tfm.layers.base_layer import has_adapters
 from keras_tfm.layers.decoding.cache import rounded_caches
 from keras_tfm.layers.types import Config, Tensor
+from keras_tfm.models.quantization.named_layers import has_name
 from keras_tfm.models.quantization.rounded_inputs import observe, rounded_inputs
 from keras_tfm.models.quantization.rounded_weights import (
     RoundedWeight,
@@ -119,6 +124,15 @@ class TrainedQuantization:
         result = TrainedQuantization(model, **self.get_config())
         result.publish({i: x.grid for i, x in enumerate(self.weights)})
         return result
+
+    def of_derived(self, model: keras.Model) -> "TrainedQuantization":
+        """The same rounding, of another model with some of the layers."""
+        layers = sublayers(model)
+        options = {
+            option: [x for x in names if any(has_name(layer, [x]) for layer in layers)]
+            for option, names in (("keep_float", self.keep_float), ("keep_int8", self.keep_int8))
+        }
+        return self.with_options(model, **options)
 
     def with_options(self, model: keras.Model, **options: Any) -> "TrainedQuantization":
         """Another rounding of the model, with the published grids of weights that keep their bits.

@@ -11,6 +11,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer, check_number
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.types import Arguments, Config, DType, Shape, Tensor
+from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.heads.head_base import token
 from keras_tfm.models.identity import Marker, builder, outputs_in
 from keras_tfm.models.model import Model
@@ -167,7 +168,8 @@ def clip_towers(model: keras.Model) -> dict[str, Model]:
             x = layers["text_pooling"](x, inputs)
         if f"{name}_projection" in layers:
             x = layers[f"{name}_projection"](x)
-        towers[name] = Model(inputs, layers[f"{name}_normalize"](x), name=f"{family}_{name}")
+        x = layers[f"{name}_normalize"](x)
+        towers[name] = derived_model(model, inputs, x, f"{family}_{name}")
     return towers
 
 

@@ -12,6 +12,7 @@ from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.layers.types import Activation, Arguments, Config, DType, Initializer, Shape, Tensor
+from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.encoder_decoders.encoder_decoder import Blocks
 from keras_tfm.models.heads.head_base import checked_labels
 from keras_tfm.models.identity import Marker, builder
@@ -186,7 +187,7 @@ def without_auxiliary_outputs(model: keras.Model) -> Model:
             f"got {model.name!r}"
         )
     kept = {name: outputs[name] for name in ("logits", "boxes")}
-    return Model(model.input, kept, name=model.name)
+    return derived_model(model, model.input, kept)
 
 
 class _Head:
