@@ -1,7 +1,7 @@
 """Decoder-only language models of KerasHub."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -9,12 +9,29 @@ from typing import Any
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments
 from keras_tfm.checkpoints.keras_hub.family import HubFamily
-from keras_tfm.checkpoints.keras_hub.rows import attention, block, dense, norm, rms_norm
-from keras_tfm.checkpoints.keras_hub.settings import HubPart, Settings
+from keras_tfm.checkpoints.keras_hub.rows import (
+    QUERY_KEY_VALUE,
+    DepthwiseKernel,
+    JoinedHeads,
+    attention,
+    block,
+    dense,
+    norm,
+    rms_norm,
+)
+from keras_tfm.checkpoints.keras_hub.settings import HubPart, Settings, refuse_encoders
 from keras_tfm.checkpoints.rows import Row
 from keras_tfm.checkpoints.transforms import ByHead, Joined, Reshaped
 from keras_tfm.keras_internals import sublayers
-from keras_tfm.layers import LinearScaling, Llama3Scaling, LongRoPEScaling, gelu_tanh
+from keras_tfm.layers import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    ProportionalScaling,
+    gelu_tanh,
+)
+from keras_tfm.models.decoders.causal_decoder import each_window
+from keras_tfm.models.decoders.gemma4 import shared_sources
 
 
 def _attention(
@@ -203,11 +220,7 @@ def _gemma_arguments(settings: Settings) -> Arguments:
 
 
 def _gemma3_arguments(settings: Settings) -> Arguments:
-    if settings["vision_encoder"] is not None:
-        raise ValueError(
-            "Gemma 3's vision is not supported: give a Gemma3Backbone with vision_encoder=None "
-            "and the same weights"
-        )
+    refuse_encoders(settings, "Gemma 3", "vision_encoder")
     settings["image_size"]  # of the vision
     settings.only(
         use_bidirectional_attention=False, is_embedding_model=False, local_rope_scaling_factor=1.0
@@ -424,3 +437,192 @@ SMOLLM3 = HubFamily(
     _smollm3_table,
     ignored=(r".*/rotary_emb/inv_freq",),
 )
+
+
+FULL = "full_attention"
+
+
+def _gemma4_arguments(settings: Settings) -> Arguments:
+    refuse_encoders(settings, "Gemma 4", "vision_encoder", "audio_encoder")
+    for name in (
+        "image_size", "num_audio_tokens_per_clip", "use_vision_bidirectional_attention",  # of both
+        "query_head_dim_normalize",  # KerasHub's queries have a norm, whatever it says
+        "pooling_intermediate_dim", "embedding_dim",  # of is_embedding_model
+        "num_experts", "expert_intermediate_dim", "num_experts_per_token",  # of enable_moe_block
+        "sliding_window_pattern",  # `layer_types` tells the blocks
+    ):  # fmt: skip
+        settings[name]
+    size = settings["vocabulary_size"]
+    settings.only(
+        use_bidirectional_attention=False, is_embedding_model=False, enable_moe_block=False,
+        use_sliding_window_attention=True, attention_logit_soft_cap=None,
+        local_rope_scaling_factor=1.0, vocab_size_per_layer_input=(None, size),
+    )  # fmt: skip
+    window, shared = settings["sliding_window_size"], settings["num_kv_shared_layers"]
+    groups, width = settings["num_global_key_value_heads"], settings["global_head_dim"]
+    wide = settings["use_double_wide_mlp"] and shared > 0
+    return {
+        **settings.rename(
+            vocabulary_size="vocabulary_size",
+            dim="hidden_dim",
+            num_layers="num_layers",
+            num_heads="num_query_heads",
+            intermediate_dim="intermediate_dim",
+            num_key_value_heads="num_key_value_heads",
+            head_dim="head_dim",
+            rms_norm_epsilon="layer_norm_epsilon",
+            attention_dropout="dropout",
+            final_logit_soft_cap="final_logit_soft_cap",
+        ),
+        "global_num_key_value_heads": groups,
+        "global_head_dim": settings["head_dim"] if width is None else width,
+        "tied_values": groups is not None,
+        "num_shared_layers": shared,
+        "shared_intermediate_dim": 2 * settings["intermediate_dim"] if wide else None,
+        "layer_input_dim": settings["hidden_size_per_layer_input"] or None,
+        "windows": [None if x == FULL else window for x in settings["layer_types"]],
+        "rope_theta": settings["global_rope_wavelength"] or 1e6,
+        "local_rope_theta": settings["local_rope_wavelength"] or 1e4,
+        "rope_scaling": _proportional_scaling(settings),
+    }
+
+
+def _proportional_scaling(settings: Settings) -> LinearScaling | ProportionalScaling | None:
+    """The scaling of the rotary positions of Gemma 4's blocks without a window."""
+    factor, part = (
+        settings[f"global_rope_{x}"] for x in ("scaling_factor", "partial_rotary_factor")
+    )
+    width = settings["global_head_dim"] or settings["head_dim"]
+    if not 2 <= int(part * width) <= width:  # KerasHub rotates at least one pair
+        settings.refuse(
+            "global_rope_partial_rotary_factor", part, f"from {2 / width:g} to 1 with {width} wide"
+        )
+    if part < 1.0:
+        return ProportionalScaling(factor, part)
+    return None if factor == 1.0 else LinearScaling(factor)
+
+
+def _gemma4_table(model: models.Model) -> tuple[Row, ...]:
+    path, layer, inputs = "decoder_{i}", "decoder_block_{i}", "layer_input_{i}"
+    norms = {
+        f"{path}/self_attention_residual/norm": f"{layer}/pre_attention_norm",
+        f"{path}/self_attention_residual/output_norm": f"{layer}/post_attention_norm",
+        f"{path}/self_attention/query_norm": f"{layer}/attention/query_norm",
+        f"{path}/self_attention/key_norm": f"{layer}/attention/key_norm",
+        f"{path}/feed_forward_residual/norm": f"{layer}/pre_ffw_norm",
+        f"{path}/feed_forward_residual/output_norm": f"{layer}/post_ffw_norm",
+        f"{inputs}/norm": f"{layer}/post_per_layer_input_norm",
+        "layer_inputs/norm": "per_layer_projection_norm",
+        "decoder_norm": "final_normalization",
+    }
+    projections = {
+        f"{path}/feed_forward/outer": f"{layer}/ffw_linear",
+        f"{inputs}/gate": f"{layer}/per_layer_input_gate",
+        f"{inputs}/output_projection": f"{layer}/per_layer_up_proj",
+        "layer_inputs/projection": "per_layer_model_projection",
+    }
+    gates = (f"{layer}/ffw_gating", f"{layer}/ffw_gating_2")
+    return (
+        Row("embedding/embeddings", ("token_embedding/embeddings",)),
+        Row("layer_embedding/embeddings", ("per_layer_token_embedding/embeddings",)),
+        *(row for rows in _gemma4_attentions(model) for row in rows),
+        *dense(f"{path}/feed_forward/inner", *gates, bias=False),
+        *_without_bias(projections),
+        *(row for weight, name in norms.items() for row in rms_norm(weight, name)),
+        Row(f"{inputs}/scale", (f"{layer}/layer_scalar",), Reshaped((), (1,))),
+    )
+
+
+def _without_bias(layers: Mapping[str, str]) -> Iterator[Row]:
+    """The rows of dense layers without bias: our path to KerasHub's."""
+    return (row for weight, layer in layers.items() for row in dense(weight, layer, bias=False))
+
+
+def _gemma4_attentions(model: models.Model) -> Iterator[tuple[Row, ...]]:
+    """The rows of the attention of each block, whose projections are as wide as its heads."""
+    given = model.arguments
+    windows = each_window(given["windows"], given["num_layers"])
+    shared = shared_sources(windows, given["num_shared_layers"])
+    for i, window in enumerate(windows):
+        groups, width = given["num_key_value_heads"], given["head_dim"]
+        if window is None:
+            groups = given["global_num_key_value_heads"] or groups
+            width = given["global_head_dim"]
+        widths = [given["num_heads"] * width, groups * width, groups * width]
+        if i in shared:
+            widths = widths[:1]
+        elif given["tied_values"] and window is None:
+            widths = widths[:2]
+        yield attention(
+            f"decoder_{i}/self_attention", f"decoder_block_{i}/attention", given["dim"], width,
+            tuple(widths), bias=False, heads_first=True,
+        )  # fmt: skip
+
+
+GEMMA4 = HubFamily("Gemma4Backbone", models.gemma4, _gemma4_arguments, _gemma4_table)
+
+
+def _qwen3_5_arguments(settings: Settings) -> Arguments:
+    refuse_encoders(settings, "Qwen3.5", "vision_encoder")
+    settings["mrope_section"]  # of images: texts have one position
+    width, window = settings["head_dim"], settings["sliding_window_size"]
+    return {
+        **_decoder_arguments(settings),
+        **settings.rename(
+            delta_heads="linear_num_value_heads",
+            delta_key_heads="linear_num_key_heads",
+            delta_head_dim="linear_key_head_dim",
+            delta_value_dim="linear_value_head_dim",
+            kernel_size="linear_conv_kernel_dim",
+        ),
+        "head_dim": width,
+        "rotary_dim": int(width * settings["partial_rotary_factor"]),
+        "rope_scaling": _linear_scaling(settings),
+        "attends": [x == FULL for x in settings["layer_types"]],
+        # KerasHub's attention has a window, and the original does not.
+        **({"max_length": window} if window else {}),
+    }
+
+
+def _qwen3_5_table(model: models.Model) -> tuple[Row, ...]:
+    given = model.arguments
+    heads, width = given["num_heads"], given["head_dim"]
+    groups = given["num_key_value_heads"] or heads
+    path, layer = "decoder_{i}", "transformer_layer_{i}"
+    ours, theirs = f"{path}/self_attention", f"{layer}/self_attention"
+    mixer, linear = f"{path}/gated_delta_net", f"{layer}/linear_attn"
+    joined = JoinedHeads(((heads, 2 * width), (groups, width), (groups, width)))  # with gates
+    norms = {
+        f"{path}/self_attention_residual/norm": f"{layer}/input_layernorm",
+        f"{path}/feed_forward_residual/norm": f"{layer}/post_attention_layernorm",
+        f"{ours}/query_norm": f"{theirs}/query_norm",
+        f"{ours}/key_norm": f"{theirs}/key_norm",
+        "decoder_norm": "sequence_output_layernorm",
+    }
+    projections = {
+        f"{mixer}/query_key_value": f"{linear}/in_proj_qkv",
+        f"{mixer}/gate": f"{linear}/in_proj_z",
+        f"{mixer}/beta": f"{linear}/in_proj_b",
+        f"{mixer}/decay": f"{linear}/in_proj_a",
+        f"{mixer}/output_projection": f"{linear}/out_proj",
+        f"{path}/feed_forward/outer": f"{layer}/feedforward_output_dense",
+    }
+    gates = (f"{layer}/feedforward_gate_dense", f"{layer}/feedforward_intermediate_dense")
+    parts = tuple(f"{theirs}/{x}/kernel" for x in QUERY_KEY_VALUE)
+    output = Reshaped((-1, width, given["dim"]), (-1, given["dim"]))
+    return (
+        Row("embedding/embeddings", ("token_embedding/embeddings",)),
+        Row(f"{ours}/query_key_value/kernel", parts, joined),
+        Row(f"{ours}/output_projection/kernel", (f"{theirs}/attention_output/kernel",), output),
+        *dense(f"{path}/feed_forward/inner", *gates, bias=False),
+        *_without_bias(projections),
+        *(row for weight, name in norms.items() for row in rms_norm(weight, name, offset=1.0)),
+        *rms_norm(f"{mixer}/norm", f"{linear}/norm"),
+        Row(f"{mixer}/kernel", (f"{linear}/conv1d_kernel",), DepthwiseKernel()),
+        Row(f"{mixer}/log_rate", (f"{linear}/A_log",)),
+        Row(f"{mixer}/bias", (f"{linear}/dt_bias",)),
+        Row("output/kernel", ("token_embedding/reverse_embeddings",)),
+    )
+
+
+QWEN3_5 = HubFamily("Qwen3_5Backbone", models.qwen3_5, _qwen3_5_arguments, _qwen3_5_table)

@@ -45,6 +45,12 @@ def add_head(model: Model, task: keras.Model, kind: str | None) -> Model:
         kind: str, one of `KINDS`; None for a backbone.
     """
     if kind is None or kind in GENERATING:
+        cap = getattr(task, "final_logit_cap", None)
+        if cap is not None:  # Gemma 4's, besides that of its backbone
+            raise ValueError(
+                f"{type(task).__name__}: final_logit_cap must be None, got {cap!r}: the cap is the "
+                "final_logit_soft_cap of the backbone"
+            )
         return model
     if kind == "TextClassifier":
         check_hidden_dim(task, model)

@@ -19,8 +19,11 @@ from keras_tfm.runtime.tokenizers.tokenizer import excerpt
 
 # Keras's names of filters, as Pillow's.
 _FILTERS = {x: x for x in ("nearest", "bilinear", "bicubic")} | {"lanczos3": "lanczos"}
-# A token that ends the answers of a chat model, and that KerasHub's `generate` looks for itself.
-_END_OF_TURN = "<end_of_turn>"
+# Tokens that end the answers of chat models, and that `generate` of KerasHub's task looks for.
+_ENDS_OF_TURN = {
+    "Gemma3CausalLMPreprocessor": "<end_of_turn>",
+    "Gemma4CausalLMPreprocessor": "<turn|>",
+}
 # The longest prompt of a file, unless the caller says otherwise: all prompts are padded to it.
 _PROMPT = 64
 
@@ -168,6 +171,9 @@ def _texts(preprocessor: keras.Layer, kinds: set[str]) -> Arguments:
     if "Seq2SeqLMPreprocessor" in kinds:
         reader, writer = preprocessor.encoder_packer, preprocessor.decoder_packer
         before, after = reader.start_value or (), reader.end_value or ()
+        if kinds & {"T5GemmaSeq2SeqLMPreprocessor", "T5Gemma2Seq2SeqLMPreprocessor"}:
+            # Their `generate` leaves the end out, and by default the start.
+            before, after = before if preprocessor.add_start_token else (), ()
         start = tuple(map(int, writer.start_value or ()))
         settings |= {"default_prompt": start} if len(start) > 1 else {"start_id": start[0]}
         settings |= {
@@ -208,10 +214,9 @@ def _continues(kinds: set[str]) -> bool:
 def _end_ids(tokenizer: HubPart, kinds: set[str]) -> tuple[int, ...]:
     """The tokens at which `generate` of KerasHub stops."""
     found = [tokenizer.end_token_id, getattr(tokenizer, "end_token2_id", None)]
-    if kinds & {"Gemma3CausalLMPreprocessor", "Gemma4CausalLMPreprocessor"} and (
-        _END_OF_TURN in tokenizer.get_vocabulary()
-    ):
-        found.append(tokenizer.token_to_id(_END_OF_TURN))
+    for name, token in _ENDS_OF_TURN.items():
+        if name in kinds and token in tokenizer.get_vocabulary():
+            found.append(tokenizer.token_to_id(token))
     return tuple(dict.fromkeys(int(x) for x in found if x is not None))
 
 

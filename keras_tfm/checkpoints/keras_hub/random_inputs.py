@@ -51,6 +51,8 @@ class RandomInputs:
                     theirs[_mask_name(other)] = mask.astype("int32")
                 if name in _TARGETS:
                     self._mask = mask
+        if "position_ids" in known:  # those of a text, from 0
+            theirs["position_ids"] = np.tile(np.arange(self.length, dtype="int32"), (ROWS, 1))
         self.ours = self._in_structure(ours)
         self.of_backbone: Any = theirs if known else next(iter(theirs.values()))
         self.of_task = self.of_backbone

@@ -61,6 +61,51 @@ class HeadsFirst(Transform):
 
 
 @dataclass(frozen=True)
+class JoinedHeads(Transform):
+    """Kernels (D, H, K), whose heads may differ in number and width, as one (D, sum of H K).
+
+    >>> from keras_tfm.checkpoints.keras_hub.rows import JoinedHeads
+    >>> JoinedHeads(((4, 6), (2, 3))).shapes((5, 30))
+    ((5, 4, 6), (5, 2, 3))
+    """
+
+    heads: tuple[tuple[int, int], ...]
+
+    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        """The shape of each kernel."""
+        return tuple((shape[0], *heads) for heads in self.heads)
+
+    def load(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The kernels beside one another."""
+        return np.concatenate([x.reshape(len(x), -1) for x in arrays], axis=-1)
+
+    def save(self, value: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The kernels by head."""
+        ends = np.cumsum([number * width for number, width in self.heads])[:-1]
+        parts = zip(np.split(value, ends, axis=-1), self.heads, strict=True)
+        return tuple(x.reshape(len(x), *heads) for x, heads in parts)
+
+
+@dataclass(frozen=True)
+class DepthwiseKernel(Transform):
+    """The kernel (C, W) of a depthwise convolution as Keras's, (W, 1, C).
+
+    >>> from keras_tfm.checkpoints.keras_hub.rows import DepthwiseKernel
+    >>> DepthwiseKernel().shapes((4, 1, 12))
+    ((12, 4),)
+    """
+
+    def _shape(self, shape: Shape) -> Shape:
+        return (shape[2], shape[0])
+
+    def _load(self, array: np.ndarray) -> np.ndarray:
+        return array.T[:, np.newaxis]
+
+    def _save(self, value: np.ndarray) -> np.ndarray:
+        return value[:, 0].T
+
+
+@dataclass(frozen=True)
 class Positions(Transform):
     """A table of positions without the unused first rows that ours has, which become zeros.
 
@@ -79,6 +124,42 @@ class Positions(Transform):
 
     def _save(self, value: np.ndarray) -> np.ndarray:
         return value[self.unused :]
+
+
+@dataclass(frozen=True)
+class Equal(Transform):
+    """Several tables that KerasHub stores, and that must be equal, as one.
+
+    >>> import numpy as np
+    >>> from keras_tfm.checkpoints.keras_hub.rows import Equal
+    >>> Equal(2).load([np.array([1.0]), np.array([1.0])]).tolist()
+    [1.0]
+    """
+
+    count: int
+
+    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        """The same shape for each table."""
+        return (shape,) * self.count
+
+    def load(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The first table.
+
+        Raises:
+            ValueError: another one differs.
+        """
+        first, *others = arrays
+        for other in others:
+            if not np.array_equal(first, other):
+                raise ValueError(
+                    "the tables of the encoder's and the decoder's token embeddings must be equal, "
+                    f"as one table is here, got a difference of {np.abs(first - other).max():.2g}"
+                )
+        return first
+
+    def save(self, value: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The table for each place."""
+        return (value,) * self.count
 
 
 @dataclass(frozen=True)
@@ -110,7 +191,7 @@ def attention(
     layer: str,
     dim: int,
     head_dim: int,
-    widths: tuple[int, int, int],
+    widths: tuple[int, ...],
     bias: bool = True,
     output_bias: bool | None = None,
     heads_first: bool = False,
@@ -122,26 +203,22 @@ def attention(
         layer: str, path of KerasHub's attention.
         dim: int, width of the model (D).
         head_dim: int, width of a head (K).
-        widths: number of outputs of queries, keys and values.
+        widths: number of outputs of queries, keys and values. Two: the keys are the values, too;
+            one: the keys and values are those of another block.
         bias: bool, whether these have biases.
         output_bias: bool, whether the output projection has one. Default: as `bias`.
         heads_first: bool, whether the kernels of queries, keys and values are (H, D, K).
     """
-    parts = [f"{layer}/{name}" for name in QUERY_KEY_VALUE]
+    parts = [f"{layer}/{name}" for name in QUERY_KEY_VALUE[: len(widths)]]
+    joined = f"{weight}/query" if len(widths) == 1 else f"{weight}/query_key_value"
     each = HeadsFirst(head_dim) if heads_first else Reshaped((dim, -1, head_dim), (dim, -1))
     rows = [
-        Row(
-            f"{weight}/query_key_value/kernel",
-            tuple(f"{x}/kernel" for x in parts),
-            Joined(widths, each=each),
-        ),
+        Row(f"{joined}/kernel", tuple(f"{x}/kernel" for x in parts), Joined(widths, each=each)),
         *_output(weight, layer, dim, head_dim, bias if output_bias is None else output_bias),
     ]
     if bias:
         biases = Joined(widths, each=Reshaped((-1, head_dim), (-1,)))
-        rows.append(
-            Row(f"{weight}/query_key_value/bias", tuple(f"{x}/bias" for x in parts), biases)
-        )
+        rows.append(Row(f"{joined}/bias", tuple(f"{x}/bias" for x in parts), biases))
     return tuple(rows)
 
 

@@ -97,3 +97,18 @@ class Settings:
     def refuse(self, name: str, value: object, expected: str) -> NoReturn:
         """Raises a ValueError that names the field."""
         raise ValueError(f"{self.owner}: {name} must be {expected}, got {value!r}")
+
+
+def refuse_encoders(settings: Settings, family: str, *names: str) -> None:
+    """Raises if a model of texts has an encoder of images or sound, too.
+
+    Args:
+        settings: the settings of the backbone.
+        family: str, name of the family, for the message.
+        names: the fields of the encoders.
+    """
+    if any(settings[name] is not None for name in names):
+        raise ValueError(
+            f"{family} is supported for text alone: give a {settings.owner} with "
+            f"{' and '.join(f'{name}=None' for name in names)} and the same weights"
+        )
