@@ -1,4 +1,4 @@
-"""Small tasks of KerasHub with vocabularies of real text: a classifier and three that write."""
+"""Small tasks of KerasHub with vocabularies of real text: a classifier and some that write."""
 
 import numpy as np
 import pytest
@@ -48,6 +48,73 @@ def bart():
     tokenizer = hub.BartTokenizer(vocabulary, merges)
     preprocessor = hub.BartSeq2SeqLMPreprocessor(tokenizer, **lengths)
     return add_noise(hub.BartSeq2SeqLM(backbone, preprocessor))
+
+
+def gemma_pieces(*symbols):
+    """A SentencePiece model of BPE, with the special tokens of Gemma's."""
+    return sentence_pieces(
+        pad_id=0, eos_id=1, bos_id=2, unk_id=3, pad_piece="<pad>", bos_piece="<bos>",
+        eos_piece="<eos>", model_type="bpe", byte_fallback=True, add_dummy_prefix=False,
+        user_defined_symbols=list(symbols), normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+    )  # fmt: skip
+
+
+# The widths of the decoders with grouped heads.
+GROUPED = {"num_query_heads": 4, "num_key_value_heads": 2, "hidden_dim": 32, "intermediate_dim": 24}
+
+
+def gemma4():
+    tokenizer = hub.Gemma4Tokenizer(
+        gemma_pieces("<|turn>", "<turn|>"), has_vision_tokens=False, has_video_tokens=False
+    )
+    backbone = hub.Gemma4Backbone(
+        tokenizer.vocabulary_size(), 16, num_layers=3, head_dim=8, global_head_dim=16,
+        sliding_window_size=5, sliding_window_pattern=2, num_kv_shared_layers=1,
+        hidden_size_per_layer_input=32, global_rope_partial_rotary_factor=0.25, **GROUPED,
+    )  # fmt: skip
+    preprocessor = hub.Gemma4CausalLMPreprocessor(tokenizer, sequence_length=LENGTH)
+    return add_noise(hub.Gemma4CausalLM(preprocessor, backbone))
+
+
+def qwen3_5():
+    vocabulary, merges = byte_pairs("<|endoftext|>", "<|im_end|>", "<|im_start|>")
+    tokenizer = hub.Qwen3_5Tokenizer(vocabulary, merges, has_vision_tokens=False)
+    backbone = hub.Qwen3_5Backbone(
+        len(vocabulary), num_layers=2, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=6, linear_value_head_dim=10,
+        layer_types=["linear_attention", "full_attention"], **GROUPED,
+    )  # fmt: skip
+    preprocessor = hub.Qwen3_5CausalLMPreprocessor(tokenizer, sequence_length=LENGTH)
+    return add_noise(hub.Qwen3_5CausalLM(backbone, preprocessor))
+
+
+def t5gemma_backbone(name, size, **more):
+    """A `T5GemmaBackbone` or `T5Gemma2Backbone`."""
+    sizes = {
+        "hidden_dim": 32, "intermediate_dim": 24, "num_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }  # fmt: skip
+    stacks = {f"{x}_{key}": value for x in ("encoder", "decoder") for key, value in sizes.items()}
+    arguments = {**stacks, "sliding_window": 5, "query_pre_attn_scalar": 8.0, **more}
+    return getattr(hub, f"{name}Backbone")(size, **arguments)
+
+
+def t5gemma(name="T5Gemma", seed=0):
+    tokenizer = getattr(hub, f"{name}Tokenizer")(gemma_pieces())
+    lengths = {"encoder_sequence_length": LENGTH, "decoder_sequence_length": 12}
+    preprocessor = getattr(hub, f"{name}Seq2SeqLMPreprocessor")(tokenizer, **lengths)
+    backbone = t5gemma_backbone(name, tokenizer.vocabulary_size())
+    return add_noise(getattr(hub, f"{name}Seq2SeqLM")(backbone, preprocessor), seed)
+
+
+def t5gemma2():
+    """Its two tables are one in the original, and here."""
+    task = t5gemma("T5Gemma2", seed=4)  # it writes several tokens
+    tables = task.backbone.token_embedding, task.backbone.decoder_token_embedding
+    tables[0].embeddings.assign(tables[1].embeddings)
+    return task
 
 
 def short_texts(task, count):

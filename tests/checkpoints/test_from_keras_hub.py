@@ -7,6 +7,7 @@ import types
 import keras
 import numpy as np
 import pytest
+from small_hub_tasks import t5gemma_backbone
 
 from keras_tfm import layers, models
 from keras_tfm.checkpoints import from_keras_hub, to_keras_hub
@@ -77,6 +78,43 @@ def electra():
 
 def gemma3(num_layers=6, **more):
     return decoder("Gemma3", num_layers=num_layers, image_size=16, head_dim=6, **more)
+
+
+def gemma4(**more):
+    return decoder("Gemma4", num_layers=4, image_size=16, head_dim=8, sliding_window_size=3, **more)
+
+
+GEMMA4 = {  # as E2B
+    "sliding_window_pattern": 2, "global_head_dim": 16, "num_kv_shared_layers": 1,
+    "use_double_wide_mlp": True, "hidden_size_per_layer_input": 32, "final_logit_soft_cap": 3.0,
+    "global_rope_partial_rotary_factor": 0.25, "global_rope_scaling_factor": 2.0,
+}  # fmt: skip
+GEMMA4_TIED = {  # as 31B
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+    "num_global_key_value_heads": 2, "global_rope_wavelength": 500.0, "layer_norm_epsilon": 0.01,
+    "local_rope_wavelength": 50.0, "global_rope_scaling_factor": 2.0,
+}  # fmt: skip
+
+
+def qwen3_5(**more):
+    delta = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 6, "value_head_dim": 10}
+    return decoder(
+        "Qwen3_5", head_dim=8, layer_types=["linear_attention", "full_attention"],
+        linear_conv_kernel_dim=3, **{f"linear_{name}": x for name, x in delta.items()}, **more,
+    )  # fmt: skip
+
+
+# A decoder of other sizes than the encoder.
+NARROW = {"decoder_num_attention_heads": 3, "decoder_num_key_value_heads": 1}
+NARROW |= {"decoder_num_layers": 1, "decoder_layer_types": ["sliding_attention"]}
+NARROW |= {"decoder_intermediate_dim": 12, "query_pre_attn_scalar": 5.0, "sliding_window": 4}
+
+
+def one_table(task):
+    """T5Gemma 2 with equal tables for encoder and decoder, as in the original."""
+    tables = task.backbone.token_embedding, task.backbone.decoder_token_embedding
+    tables[0].embeddings.assign(tables[1].embeddings)
+    return task
 
 
 IMAGES = {"num_layers": 2, "num_heads": 3, "hidden_dim": 24, "patch_size": 4}
@@ -202,6 +240,31 @@ MODELS = {
     "qwen3-embedder": lambda: hub.Qwen3TextEmbedder(decoder("Qwen3", head_dim=6)),
     "phi3-causal": lambda: hub.Phi3CausalLM(decoder("Phi3", **PHI3_ROPE)),
     "smollm3-causal": lambda: hub.SmolLM3CausalLM(smollm3()),
+    "gemma4-causal": lambda: hub.Gemma4CausalLM(None, gemma4(**GEMMA4)),
+    "gemma4-tied": lambda: gemma4(**GEMMA4_TIED),
+    "qwen3.5": lambda: qwen3_5(tie_word_embeddings=True),
+    "qwen3.5-causal": lambda: hub.Qwen3_5CausalLM(
+        qwen3_5(
+            partial_rotary_factor=0.5, rope_max_wavelength=500.0, rope_scaling_factor=2.0,
+            layer_norm_epsilon=0.01,
+        )
+    ),
+    "t5gemma": lambda: t5gemma_backbone(
+        "T5Gemma", 31, decoder_hidden_dim=20, final_logit_softcapping=3.0, **NARROW
+    ),
+    "t5gemma-seq2seq": lambda: hub.T5GemmaSeq2SeqLM(
+        t5gemma_backbone(
+            "T5Gemma", 31, attention_bias=True, attn_logit_softcapping=5.0,
+            final_logit_softcapping=3.0, tie_word_embeddings=False, hidden_activation="silu",
+            rope_max_wavelength=50.0, rms_norm_eps=0.01, encoder_layer_types=["full_attention"] * 2,
+        )
+    ),
+    "t5gemma2-seq2seq": lambda: hub.T5Gemma2Seq2SeqLM(
+        t5gemma_backbone(
+            "T5Gemma2", 31, attention_bias=True, final_logit_softcapping=3.0,
+            global_rope_scaling_factor=4.0, rope_max_wavelength=50.0, rms_norm_eps=0.01, **NARROW,
+        )
+    ),
     "vit": vit,
     "vit-classifier": lambda: hub.ViTImageClassifier(vit(), num_classes=5),
     "vit-probabilities": lambda: hub.ViTImageClassifier(
@@ -230,6 +293,8 @@ def test_a_model_there_and_back(name):
         for weight in theirs.weights:
             if "query_key_value" in weight.path:
                 weight.assign(3.0 * weight)
+    if name == "t5gemma2-seq2seq":
+        one_table(theirs)
     before = [np.array(x) for x in theirs.get_weights()]
     found = from_keras_hub(theirs)
     notes = {
@@ -237,9 +302,19 @@ def test_a_model_there_and_back(name):
         "bert-probabilities": ["the model returns logits, without the task's softmax"],
         "vit-probabilities": ["the model returns logits, without the task's softmax"],
     }
-    if name == "gpt-neox-causal":  # its cached steps rotate every query as if it were the first
+    own = "KerasHub's own generate leaves the most probable tokens of "
+    windows = "as in KerasHub, the encoder has no windows and the decoder windows of "
+    begins = {
+        # Its cached steps rotate every query as if it were the first.
+        "gpt-neox-causal": f"{own}gpt_neo",
+        # Its states have seen the prompt's padding, and its last token twice.
+        "qwen3.5-causal": f"{own}qwen3_5",
+        "t5gemma": f"{windows}5 tokens; in transformers both have windows, the decoder of 4, so",
+        "t5gemma-seq2seq": f"{windows}6 tokens; in transformers both",
+    }
+    if name in begins:
         (note,) = found.notes
-        assert note.startswith("KerasHub's own generate leaves the most probable tokens of gpt_neo")
+        assert note.startswith(begins[name])
     elif name == "phi3-causal":
         (note,) = found.notes
         assert note.startswith("it has LongRoPE's short factors, for texts of at most 64 tokens")
@@ -386,6 +461,13 @@ def vision_encoder():
     )  # fmt: skip
 
 
+def gemma4_vision_encoder():
+    return hub.Gemma4VisionEncoder(
+        image_size=16, patch_size=4, num_heads=2, hidden_dim=8, num_layers=1, intermediate_dim=10,
+        output_dim=24, pool_size=2, head_dim=4, num_key_value_heads=2,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -398,8 +480,9 @@ def vision_encoder():
         lambda x: hub.RobertaTextClassifier(roberta(), 5, preprocessor=x),
         lambda x: hub.BertTextEmbedder(bert(), preprocessor=x),
         lambda x: hub.T5Seq2SeqLM(encoder("T5"), preprocessor=x),
+        lambda x: hub.T5GemmaSeq2SeqLM(t5gemma_backbone("T5Gemma", 31), preprocessor=x),
     ],
-    ids=["bert", "distilbert", "albert", "deberta", "roberta", "embedder", "t5"],
+    ids=["bert", "distilbert", "albert", "deberta", "roberta", "embedder", "t5", "t5gemma"],
 )
 def test_the_padding_id_is_that_of_the_tokenizer(make):
     """Rows with padding are compared, in which id 0 is a token."""
@@ -433,7 +516,47 @@ def test_the_padding_id_is_that_of_the_tokenizer(make):
         (
             lambda: gemma3(vision_encoder=vision_encoder()),
             ValueError,
-            "vision is not supported: give a Gemma3Backbone with vision_encoder=None",
+            "Gemma 3 is supported for text alone: give a Gemma3Backbone with vision_encoder=None",
+        ),
+        (
+            lambda: gemma4(vision_encoder=gemma4_vision_encoder()),
+            ValueError,
+            "give a Gemma4Backbone with vision_encoder=None and audio_encoder=None and the same",
+        ),
+        (
+            lambda: gemma4(enable_moe_block=True, num_experts=2, expert_intermediate_dim=8),
+            ValueError,
+            "enable_moe_block must be False, got True",
+        ),
+        (
+            lambda: hub.Gemma4CausalLM(None, gemma4(), final_logit_cap=2.0),
+            ValueError,
+            "final_logit_cap must be None, got 2.0: the cap is the final_logit_soft_cap of the",
+        ),
+        (
+            lambda: gemma4(num_kv_shared_layers=4),
+            ValueError,
+            "num_shared_layers must leave a block with the window 3 before the",
+        ),
+        (
+            lambda: gemma4(global_rope_partial_rotary_factor=0.1),
+            ValueError,
+            "partial_rotary_factor must be from 0.25 to 1 with 8 wide heads, got 0.1",
+        ),
+        (
+            lambda: t5gemma_backbone("T5Gemma", 31, decoder_head_dim=4),
+            ValueError,
+            "decoder_head_dim must be 8, got 4",
+        ),
+        (
+            lambda: t5gemma_backbone("T5Gemma2", 31),
+            ValueError,
+            "token embeddings must be equal, as one table is here, got a difference of",
+        ),
+        (
+            lambda: t5gemma_backbone("T5Gemma2", 31, encoder_rope_max_wavelength=50.0),
+            ValueError,
+            "encoder_rope_max_wavelength must be None or 10000.0, got 50.0",
         ),
     ],
 )  # fmt: skip

@@ -6,6 +6,7 @@ import unicodedata
 import numpy as np
 import pytest
 from real_lines import byte_pairs, lines, sentence_pieces, word_pieces
+from small_hub_tasks import gemma_pieces
 
 from keras_tfm.checkpoints.keras_hub.preprocessing import read_preprocessing
 from keras_tfm.generation.tokenizers.keras_hub import convert
@@ -16,13 +17,10 @@ from keras_tfm.runtime.tokenizers.tokenizer import read
 keras_hub = pytest.importorskip("keras_hub")
 hub = keras_hub.models
 LENGTH = 400  # of every line
-GEMMA = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "pad_piece": "<pad>"}
-GEMMA |= {"bos_piece": "<bos>", "eos_piece": "<eos>", "model_type": "bpe", "byte_fallback": True}
-GEMMA |= {"user_defined_symbols": ["<start_of_turn>", "<end_of_turn>"]}
-GEMMA |= {"normalization_rule_name": "identity", "add_dummy_prefix": False}
-GEMMA |= {"remove_extra_whitespaces": False}
 LLAMA3 = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
 LLAMA3 += ("<|eot_id|>",)
+QWEN3_5 = ("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<|vision_start|>", "<|vision_end|>")
+QWEN3_5 += ("<|image_pad|>", "<|video_pad|>")
 ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
@@ -46,9 +44,9 @@ def classifier(name, tokenizer):
     return getattr(hub, f"{name}TextClassifierPreprocessor")(tokenizer, sequence_length=LENGTH)
 
 
-def written(name, tokenizer):
+def written(name, tokenizer, **options):
     made = getattr(hub, f"{name}Seq2SeqLMPreprocessor")
-    return made(tokenizer, encoder_sequence_length=LENGTH, decoder_sequence_length=90)
+    return made(tokenizer, encoder_sequence_length=LENGTH, decoder_sequence_length=90, **options)
 
 
 PREPROCESSORS = {
@@ -89,13 +87,27 @@ PREPROCESSORS = {
         "XLMRoberta", hub.XLMRobertaTokenizer(sentence_pieces(unk_id=0, bos_id=1, eos_id=2))
     ),
     "gemma3": lambda: causal(
-        "Gemma3", hub.Gemma3Tokenizer(sentence_pieces(**GEMMA), has_vision_tokens=False)
+        "Gemma3", hub.Gemma3Tokenizer(gemma_pieces("<start_of_turn>", "<end_of_turn>"), has_vision_tokens=False)
+    ),
+    "gemma4": lambda: causal(
+        "Gemma4",
+        hub.Gemma4Tokenizer(
+            gemma_pieces("<|turn>", "<turn|>"), has_vision_tokens=False, has_video_tokens=False
+        ),
+    ),
+    "qwen3.5": lambda: causal("Qwen3_5", hub.Qwen3_5Tokenizer(*byte_pairs(*QWEN3_5))),
+    "t5gemma": lambda: written("T5Gemma", hub.T5GemmaTokenizer(gemma_pieces())),
+    "t5gemma2": lambda: written(
+        "T5Gemma2", hub.T5Gemma2Tokenizer(gemma_pieces()), add_start_token=True
     ),
     "llama": lambda: causal(
         "Llama",
         hub.LlamaTokenizer(sentence_pieces(model_type="bpe", byte_fallback=True)),
     ),
 }  # fmt: skip
+
+
+WRITTEN = ("t5", "bart", "t5gemma", "t5gemma2")
 
 
 @functools.cache
@@ -106,7 +118,7 @@ def preprocessor(name):
 def rows_of(name, texts):
     """KerasHub's ids."""
     given = preprocessor(name)
-    if name in ("t5", "bart"):
+    if name in WRITTEN:
         return given.generate_preprocess(texts)["encoder_token_ids"]
     if name == "clip":
         return given({"images": None, "prompts": texts})["token_ids"]
@@ -120,7 +132,7 @@ def test_real_lines_in_ten_languages_have_the_same_ids(name):
     found = read_preprocessing(preprocessor(name))
     form = form_of("text", found.tokenizer)
     stored = form.read(f"tokenizer{form.ending}")
-    start = [] if name in ("t5", "bart") or found.start_id is None else [found.start_id]
+    start = [] if name in WRITTEN or found.start_id is None else [found.start_id]
     start = start or (list(found.default_prompt) if name != "bart" else [])
     for text, row in zip(lines(), np.asarray(rows_of(name, lines())).tolist(), strict=True):
         ids = [*start, *stored.encode(text)]
@@ -169,6 +181,15 @@ def test_starts_and_ends():
     assert (found["llama3"].start_id, found["llama3"].end_ids) == (0, (1, 4))
     assert (found["bart"].start_id, found["bart"].default_prompt) == (None, (2, 0))
     assert (found["bart"].before, found["bart"].after) == ((0,), (2,))
+    more = [read_preprocessing(preprocessor(name)) for name in ("t5gemma", "t5gemma2")]
+    assert [(x.before, x.after, x.start_id, x.end_ids) for x in more] == [
+        ((), (), 2, (1,)),
+        ((2,), (), 2, (1,)),
+    ]
+    gemma4 = read_preprocessing(preprocessor("gemma4"))
+    assert (gemma4.start_id, gemma4.end_ids) == (2, (1, 5))  # <eos>, <turn|>
+    qwen = read_preprocessing(preprocessor("qwen3.5"))
+    assert (qwen.start_id, qwen.end_ids, qwen.pad_id) == (None, (1,), 0)
     t5 = read_preprocessing(preprocessor("t5"))
     assert (t5.start_id, t5.end_ids, t5.source_length, t5.max_length) == (0, (1,), LENGTH, 90)
 

@@ -495,7 +495,9 @@ def _proportional_scaling(settings: Settings) -> LinearScaling | ProportionalSca
     width = settings["global_head_dim"] or settings["head_dim"]
     if not 2 <= int(part * width) <= width:  # KerasHub rotates at least one pair
         settings.refuse(
-            "global_rope_partial_rotary_factor", part, f"from {2 / width:g} to 1 with {width} wide"
+            "global_rope_partial_rotary_factor",
+            part,
+            f"from {2 / width:g} to 1 with {width} wide heads",
         )
     if part < 1.0:
         return ProportionalScaling(factor, part)

@@ -296,7 +296,10 @@ def _gemma_blocks(backbone: keras.Model) -> list[keras.Layer]:
 
 
 def _gemma_logits(backbone: keras.Model, x: Tensor) -> Tensor:
-    logits, cap = backbone.decoder_token_embedding(x, reverse=True), backbone.final_logit_softcapping
+    logits, cap = (
+        backbone.decoder_token_embedding(x, reverse=True),
+        backbone.final_logit_softcapping,
+    )
     return logits if cap is None else cap * keras.ops.tanh(logits / cap)
 
 
