@@ -76,7 +76,7 @@ def test_generated_texts_are_those_of_keras_hub(make, tmp_path):
 
 @pytest.mark.slow  # `from_keras_hub` itself compares the tokens
 def test_qwen3_5_writes_what_its_logits_say(tmp_path):
-    """KerasHub's own `generate` does not: its states have seen padding, and the last token twice."""
+    """KerasHub's own `generate` does not: its states have seen padding, and a token twice."""
     task = qwen3_5()
     report = export.export_tflite(task, tmp_path / "x.tflite", max_length=26)
     assert report.notes[0].startswith("KerasHub's own generate leaves the most probable tokens")

@@ -87,7 +87,10 @@ PREPROCESSORS = {
         "XLMRoberta", hub.XLMRobertaTokenizer(sentence_pieces(unk_id=0, bos_id=1, eos_id=2))
     ),
     "gemma3": lambda: causal(
-        "Gemma3", hub.Gemma3Tokenizer(gemma_pieces("<start_of_turn>", "<end_of_turn>"), has_vision_tokens=False)
+        "Gemma3",
+        hub.Gemma3Tokenizer(
+            gemma_pieces("<start_of_turn>", "<end_of_turn>"), has_vision_tokens=False
+        ),
     ),
     "gemma4": lambda: causal(
         "Gemma4",
