@@ -82,11 +82,11 @@ def qwen3_5():
     tokenizer = hub.Qwen3_5Tokenizer(vocabulary, merges, has_vision_tokens=False)
     backbone = hub.Qwen3_5Backbone(
         len(vocabulary), num_layers=2, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4,
-        linear_key_head_dim=6, linear_value_head_dim=10,
+        linear_key_head_dim=16, linear_value_head_dim=16,
         layer_types=["linear_attention", "full_attention"], **GROUPED,
     )  # fmt: skip
     preprocessor = hub.Qwen3_5CausalLMPreprocessor(tokenizer, sequence_length=LENGTH)
-    return add_noise(hub.Qwen3_5CausalLM(backbone, preprocessor))
+    return add_noise(hub.Qwen3_5CausalLM(backbone, preprocessor), seed=1)
 
 
 def t5gemma_backbone(name, size, **more):
