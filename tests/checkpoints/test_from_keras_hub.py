@@ -358,6 +358,17 @@ def test_long_rope_has_the_factors_of_short_texts_or_of_long_ones(trained):
     export_arguments(load_checkpoint(theirs), {"max_length": 9, "signatures": ["predict"]})
 
 
+def test_the_windows_of_transformers_for_t5gemma():
+    found = from_keras_hub(
+        t5gemma_backbone("T5Gemma", 31), verify=False, windows=[6, None], decoder_windows=5
+    )
+    assert found.notes == []
+    assert (found.model.arguments["windows"], found.model.arguments["decoder_windows"]) == (
+        [6, None],
+        5,
+    )
+
+
 def test_a_wrong_weight_names_the_block(monkeypatch):
     theirs = add_noise(bert())
     model = from_keras_hub(theirs).model
@@ -480,7 +491,10 @@ def gemma4_vision_encoder():
         lambda x: hub.RobertaTextClassifier(roberta(), 5, preprocessor=x),
         lambda x: hub.BertTextEmbedder(bert(), preprocessor=x),
         lambda x: hub.T5Seq2SeqLM(encoder("T5"), preprocessor=x),
-        lambda x: hub.T5GemmaSeq2SeqLM(t5gemma_backbone("T5Gemma", 31), preprocessor=x),
+        pytest.param(  # of the same argument as T5's
+            lambda x: hub.T5GemmaSeq2SeqLM(t5gemma_backbone("T5Gemma", 31), preprocessor=x),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["bert", "distilbert", "albert", "deberta", "roberta", "embedder", "t5", "t5gemma"],
 )

@@ -24,6 +24,7 @@ from keras_tfm.checkpoints.rows import Row
 from keras_tfm.checkpoints.transforms import Reshaped
 from keras_tfm.layers import LinearScaling, gelu_tanh
 from keras_tfm.layers.types import Tensor
+from keras_tfm.models.decoders.causal_decoder import each_window
 
 _INPUTS = {"source": "encoder_token_ids", "target": "decoder_token_ids"}
 _OUTPUTS = {"features": "decoder_sequence_output"}
@@ -354,10 +355,12 @@ def _t5gemma_table(model: models.Model) -> tuple[Row, ...]:
 
 def _t5gemma_notes(model: models.Model) -> list[str]:
     """What KerasHub's T5Gemma with windows computes in another way than transformers."""
-    windows = {x for x in model.arguments["decoder_windows"] or () if x is not None}
-    if not windows or model.arguments["windows"] is not None:
+    given = model.arguments
+    each = each_window(given["decoder_windows"], given["decoder_num_layers"])
+    windows = [x for x in each if x is not None]
+    if not windows or given["windows"] is not None:
         return []
-    (window,) = windows
+    window = max(windows)
     return [
         f"as in KerasHub, the encoder has no windows and the decoder windows of {window} tokens; "
         f"in transformers both have windows, the decoder of {window - 1}, so that texts of "

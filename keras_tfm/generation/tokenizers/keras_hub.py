@@ -24,7 +24,8 @@ from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, excerpt, read
 LANGUAGE_MODELS = (
     "LlamaBackbone", "Llama3Backbone", "MistralBackbone", "QwenBackbone", "Qwen3Backbone",
     "GemmaBackbone", "Gemma3Backbone", "GPT2Backbone", "GPTNeoXBackbone", "Phi3Backbone",
-    "SmolLM3Backbone", "T5Backbone", "BartBackbone", "WhisperBackbone",
+    "SmolLM3Backbone", "T5Backbone", "BartBackbone", "WhisperBackbone", "Gemma4Backbone",
+    "Qwen3_5Backbone", "T5GemmaBackbone", "T5Gemma2Backbone",
 )  # fmt: skip
 OTHER_BACKBONES = (
     "BertBackbone", "RobertaBackbone", "XLMRobertaBackbone", "DistilBertBackbone",
