@@ -806,8 +806,10 @@ def test_a_composed_model_that_reads_pictures(kind, tmp_path):
     for place, pixels in enumerate(pictures_of([(8, 12)] * 4)):
         parts = ["Why", " not?"]
         parts.insert(place % 3, saved(tmp_path, pixels))
-        text = "".join(x if isinstance(x, str) else "[IMG|1]" for x in parts)
-        prompt = template.prompt([{"role": "user", "content": text}])
+        texts = [x if isinstance(x, str) else "[IMG|1]" for x in parts]
+        # The strings trim each text, the program none.
+        content = message(*texts)["content"] if kind == "template" else "".join(texts)
+        prompt = template.prompt([{"role": "user", "content": content}])
         prompt = prompt.removeprefix("<s>").replace("[IMG|1]", "[IMG|1]" * 6)
         _, tokens = answer_to(model, pixels, prompt, 6, [START], reader=reader, end="</s>")
         conversations.append([[message(*parts), tokens]])

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from keras_tfm.export.litertlm.package import jinja
+from keras_tfm.export.litertlm.package import Chat, jinja
 from keras_tfm.runtime import ChatTemplate
 
 jinja2 = pytest.importorskip("jinja2")
@@ -31,13 +31,13 @@ class Refused(Exception):
     pass
 
 
-def renderer(template, end="</s>"):
+def renderer(template, end="</s>", image=""):
     def refuse(message):
         raise Refused(message)
 
     environment = jinja2.Environment()
     environment.globals["raise_exception"] = refuse
-    return environment.from_string(jinja(template, end)).render
+    return environment.from_string(jinja(template, end, image)).render
 
 
 def compare(render, template, messages):
@@ -98,3 +98,21 @@ def test_a_conversation_is_written_part_by_part():
         part = render(messages=messages[:count], add_generation_prompt=False)
         assert whole.startswith(part)
     assert render(messages=messages[:3]).endswith("<m>assistant</s>")
+
+
+@pytest.mark.parametrize("place", ["its own", "first"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_picture_among_texts(name, place):
+    """What the verification expects of the runtime is what the program writes."""
+    template = TEMPLATES[name]
+    if place == "first":
+        template = template._replace(first=template.first + "<i>")
+    image = {"type": "image", "path": "/x.png"}
+    parts = {"type": "text", "text": " a "}, {"type": "text", "text": "b\n"}
+    chat = Chat(template, jinja(template, "</s>", "<i>"), "", ("", ""), "<i>")
+    earlier = {"role": "user", "content": " x "}, {"role": "assistant", "content": " y "}
+    for content in ([image, *parts], [parts[0], image, parts[1]], [*parts, image], [*parts]):
+        for before in ((), earlier):
+            messages = [*before, {"role": "user", "content": content}]
+            written = renderer(template, image="<i>")(messages=messages, add_generation_prompt=True)
+            assert written == chat.prompt(messages), messages

@@ -89,23 +89,27 @@ class Chat(NamedTuple):
             if places_it and not is_pictured:
                 template = _without(template, self.image)
             messages = [
-                {**x, "content": _text_of(x, "" if places_it and x is first else self.image)}
+                {**x, "content": self._content(x, "" if places_it and x is first else self.image)}
                 for x in messages
             ]
         text: str = template.prompt(messages, **others)
         return text.removeprefix(self.start)
 
+    def _content(self, message: Mapping[str, Any], image: str) -> Any:
+        """A content with the token of a picture for one.
+
+        As parts for a `ChatTemplate`, which trims each; as one text for a program of texts.
+        """
+        parts = _parts(message.get("content"))
+        texts = [image if x["type"] == "image" else x["text"] for x in parts]
+        if isinstance(self.template, ChatTemplate):
+            return [{"type": "text", "text": x} for x in texts]
+        return "".join(texts)
+
 
 def _parts(content: Any) -> list[Any]:
     """A content as LiteRT-LM gives it: a list of parts."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
-
-
-def _text_of(message: Mapping[str, Any], image: str) -> str:
-    """The text of a message, with the token of a picture for one."""
-    return "".join(
-        image if x["type"] == "image" else x["text"] for x in _parts(message.get("content"))
-    )
 
 
 def _without(template: ChatTemplate, image: str) -> ChatTemplate:
