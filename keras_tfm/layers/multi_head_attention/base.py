@@ -150,6 +150,11 @@ class MultiHeadAttention(RematerializedLayer):
         part = base if self.position is None else type(self.position)
         self._rotates = part.rotate is not base.rotate
         self._adds_terms = part.terms is not base.terms
+        # Whether positions count from a row's first token, not from the padding before it. With
+        # `rotate_first`, scores depend on more than distances: the gains of the norms do not turn
+        # with the pairs.
+        self._is_absolute = self.position is not None and (self.position.absolute or rotate_first)
+        self._scales_query = self.position is not None and self.position.scales_query
         self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
@@ -209,18 +214,9 @@ class MultiHeadAttention(RematerializedLayer):
             x = normalize_heads(norm, x)
         return x
 
-    @property
-    def _is_absolute(self) -> bool:
-        """Whether positions count from a row's first token, not from the padding before it.
-
-        With `rotate_first`, scores depend on more than distances: the gains of the norms do not
-        turn with the pairs.
-        """
-        return self.position is not None and (self.position.absolute or self.rotate_first)
-
     def _scaled_query(self, query: Tensor, x: Tensor, positions: Tensor | None) -> Tensor:
-        """The rotated queries of `x`, scaled by their positions if the position part does so."""
-        if self.position is None or not self.position.scales_query:
+        """The rotated queries of `x`, scaled by their positions, if the position part does so."""
+        if self.position is None or not self._scales_query:
             return query
         return self.position.scale_query(query, positions_of(x, positions))
 

@@ -254,7 +254,8 @@ class MultiHeadSelfAttention(MultiHeadAttention):
                 step = scope.extended_by(self.name, keys)
         else:
             q, k, v, gate = self._rotated_heads(x, query, key, value, where)
-            q = self._scaled_query(q, x, positions)
+            if self._scales_query:
+                q = self._scaled_query(q, x, positions)
             if self.causal:
                 k, v = as_cached(k), as_cached(v)
             if self.causal and scope is not None:
@@ -524,11 +525,12 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         if self.gate == GATED_QUERY:
             width = q.shape[-1] // 2
             q, gate = q[..., :width], q[..., width:]
-        here = None if position is None else where
-        q, k = (
-            self._normalize_and_rotate(q, self.query_norm, here),
-            self._normalize_and_rotate(k, self.key_norm, here),
-        )
+        if has_norm:
+            here = None if position is None else where
+            q = self._normalize_and_rotate(q, self.query_norm, here)
+            k = self._normalize_and_rotate(k, self.key_norm, here)
+        elif position is not None:
+            q, k = position.rotate(q, where), position.rotate(k, where)
         if self.value_norm is not None:
             v = normalize_heads(self.value_norm, v)
         return q, k, v, gate
