@@ -533,9 +533,7 @@ def save_huggingface(
         options = {name: given[name] for name in family.not_saved if name in given}
         again = load_huggingface(new, **options)
         padding = getattr(model.embedding, "padding", None)
-        if (
-            padding == "after_end"
-        ):  # by the tokenizer of sentence-transformers: see `_padding` there
+        if padding == "after_end":  # by the tokenizer, see `_padding` of sentence_transformers.py
             set_padding(again, padding)
         check_equal(model, again)
         for name in names:

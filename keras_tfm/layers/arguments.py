@@ -7,7 +7,7 @@ Example:
 'gelu'
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -43,6 +43,27 @@ def as_norm(name: str, value: keras.Layer | Config | None) -> keras.Layer | None
     if value is not None and not isinstance(value, keras.layers.Layer):
         raise TypeError(f"{name} must be a layer such as RMSNormalization(), got {value!r}")
     return value
+
+
+def biased_parts(use_bias: bool | Collection[str], names: Collection[str]) -> frozenset[str]:
+    """The parts of a layer that add a bias, by name.
+
+    Args:
+        use_bias: bool, all or none; or a list of names.
+        names: those of all parts.
+
+    >>> from keras_tfm.layers.arguments import biased_parts
+    >>> sorted(biased_parts(True, ["inner", "outer"])), sorted(biased_parts(["outer"], ["outer"]))
+    (['inner', 'outer'], ['outer'])
+    """
+    if isinstance(use_bias, bool):
+        return frozenset(names if use_bias else ())
+    is_list = isinstance(use_bias, Collection) and not isinstance(use_bias, str)
+    if not is_list or not set(use_bias) <= set(names):
+        raise ValueError(
+            f"use_bias must be True, False or a list of {list(names)}, got {use_bias!r}"
+        )
+    return frozenset(use_bias)
 
 
 def single_axis(axis: Any) -> Any:

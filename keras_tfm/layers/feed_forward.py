@@ -7,7 +7,12 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers.arguments import as_activation, as_initializer, check_sequence
+from keras_tfm.layers.arguments import (
+    as_activation,
+    as_initializer,
+    biased_parts,
+    check_sequence,
+)
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.target import current_target
@@ -66,16 +71,11 @@ class FeedForward(RematerializedLayer):
     ):
         super().__init__(**kwargs)
         check_integer("intermediate_dim", intermediate_dim)
-        if not isinstance(use_bias, bool) and (
-            isinstance(use_bias, str) or not set(use_bias) <= {*_LAYERS}
-        ):
-            raise ValueError(
-                f"use_bias must be True, False or a list of {list(_LAYERS)}, got {use_bias!r}"
-            )
         self.intermediate_dim = intermediate_dim
         self.activation = as_activation("activation", activation)
         self.gated = gated
         self.dropout = dropout
+        self._biased = biased_parts(use_bias, _LAYERS)
         self.use_bias = use_bias if isinstance(use_bias, bool) else sorted(use_bias)
         self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
@@ -86,15 +86,11 @@ class FeedForward(RematerializedLayer):
         """Creates both layers for inputs of width D."""
         check_sequence(self, "x", x_shape)
         widths = 2 if self.gated else 1
-        self.inner = self._dense("inner", widths * self.intermediate_dim, self._is_biased("inner"))
+        self.inner = self._dense("inner", widths * self.intermediate_dim, "inner" in self._biased)
         self.inner.build(x_shape)
-        self.outer = self._dense("outer", x_shape[-1], self._is_biased("outer"))
+        self.outer = self._dense("outer", x_shape[-1], "outer" in self._biased)
         self.outer.build((*x_shape[:-1], self.intermediate_dim))
         self.built = True
-
-    def _is_biased(self, name: str) -> bool:
-        """Whether a layer adds a bias."""
-        return self.use_bias if isinstance(self.use_bias, bool) else name in self.use_bias
 
     def call(self, x: Tensor, training: bool | None = None) -> Tensor:
         """(..., T, D) -> (..., T, D)."""

@@ -7,6 +7,7 @@ from families import small_model
 
 from keras_tfm import checkpoints, models
 from keras_tfm.checkpoints.huggingface import FAMILIES
+from keras_tfm.layers import YaRNScaling
 
 POOLINGS = {"late": "late", "mean": "mean", "bos": "first"}
 
@@ -52,6 +53,8 @@ def test_a_bias_of_the_output_is_not_supported(folder):
         ({}, "last", r"pooling must be one of \['first', 'mean', 'late'\].*, got 'last'"),
         ({"windows": 4}, None, "windows must be None to be saved as eurobert, got 4"),
         ({"classifier_activation": "relu"}, None, "classifier_activation must be 'gelu'"),
+        ({"interleaved": True}, None, "interleaved must be False"),
+        ({"query_beta": 0.1, "rope_scaling": YaRNScaling(4.0, 8)}, None, "query_beta must be None"),
         ({"query_key_norm": True}, None, "query_key_norm must be False"),
         ({"causal": True}, None, "causal must be False"),
         ({"attention_bias": ["query"]}, None, "attention_bias must be False or True"),

@@ -1,5 +1,6 @@
 """What is compared before a folder is kept: random texts, each with what the model reads in it."""
 
+import keras
 import numpy as np
 import pytest
 from keras_weights import randomize
@@ -19,6 +20,18 @@ def test_another_end_token_is_seen():
     check_equal(first, first)
     with pytest.raises(ValueError, match="its outputs differ by"):
         check_equal(first, second)
+
+
+def test_rounded_weights_are_named():
+    model = randomize(models.gpt(40, dim=32, num_layers=1, num_heads=2, max_length=8), 3)
+    floats = keras.models.clone_model(model)
+    floats.set_weights(model.get_weights())
+    models.enable_quantization(model, "int4")
+    message = "is trained with int4 weights, which are not saved: call models.disable_quantization"
+    with pytest.raises(ValueError, match=message):
+        check_equal(model, floats)
+    models.disable_quantization(model)
+    check_equal(model, floats)
 
 
 def test_each_text_has_one_image():

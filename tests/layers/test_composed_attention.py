@@ -173,7 +173,7 @@ def test_only_the_projections_listed_add_a_bias(rng, kind, biased):
     ]
 
 
-@pytest.mark.parametrize("value", ["query", ["query", "keys"], ["inner"]])
+@pytest.mark.parametrize("value", ["query", ["query", "keys"], ["inner"], None, 1])
 def test_an_unknown_projection_is_refused(value):
     message = r"use_bias must be True, False or a list of \['query', .*'gate'\], got "
     with pytest.raises(ValueError, match=message):

@@ -99,7 +99,7 @@ def test_impossible_widths_are_refused():
         FeedForward(0)
 
 
-@pytest.mark.parametrize("use_bias", ["outer", ["output"], ["inner", "gate"]])
+@pytest.mark.parametrize("use_bias", ["outer", ["output"], ["inner", "gate"], None, 1])
 def test_biases_of_unknown_layers_are_refused(use_bias):
     expected = r"use_bias must be True, False or a list of \['inner', 'outer'\], got "
     with pytest.raises(ValueError, match=expected + re.escape(repr(use_bias))):

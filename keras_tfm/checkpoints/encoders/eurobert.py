@@ -80,8 +80,8 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     check_heads(model, "eurobert")
     check_saved(
-        model, "eurobert", causal=False, attention_bias=(False, True), query_key_norm=False,
-        windows=None,
+        model, "eurobert", causal=False, attention_bias=(False, True), interleaved=False,
+        query_beta=None, query_key_norm=False, windows=None,
     )  # fmt: skip
     if activation_name(given["classifier_activation"]) != "gelu":
         check_saved(model, "eurobert", classifier_activation="gelu")

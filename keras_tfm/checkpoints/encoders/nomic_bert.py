@@ -122,7 +122,9 @@ def architectures(name: str, masked: Architecture) -> dict[str, Architecture]:
 def _fields(model: models.Model, architecture: str) -> Fields:
     check_saved(model, "nomic_bert", feed_forward_bias=False, activation_dropout=0.0)
     if model.arguments["num_segments"] == 0:
-        raise ValueError(f"{model.name}: num_segments must be at least 1 to be saved as nomic_bert")
+        raise ValueError(
+            f"{model.name}: num_segments must be at least 1 to be saved as nomic_bert, got 0"
+        )
     return shared_fields(model, architecture)
 
 

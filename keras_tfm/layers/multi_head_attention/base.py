@@ -8,7 +8,13 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number, check_positive
-from keras_tfm.layers.arguments import as_initializer, as_norm, serialize_part, single_axis
+from keras_tfm.layers.arguments import (
+    as_initializer,
+    as_norm,
+    biased_parts,
+    serialize_part,
+    single_axis,
+)
 from keras_tfm.layers.base_layer import Projection, RematerializedLayer
 from keras_tfm.layers.decoding.scope import positions_of
 from keras_tfm.layers.dropout import DrawnDropout, Dropout
@@ -131,7 +137,7 @@ class MultiHeadAttention(RematerializedLayer):
         self._groups = num_key_value_heads or num_heads
         self.dropout = dropout
         self.use_bias = use_bias
-        self._biased = _biased_projections(use_bias)
+        self._biased = biased_parts(use_bias, PROJECTIONS)
         self.query_norm = as_norm("query_norm", query_norm)
         self.key_norm = as_norm("key_norm", key_norm)
         self.value_norm = as_norm("value_norm", value_norm)
@@ -443,18 +449,6 @@ class MultiHeadAttention(RematerializedLayer):
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
         }
-
-
-def _biased_projections(use_bias: bool | Collection[str]) -> frozenset[str]:
-    """The names of the projections that add a bias."""
-    if isinstance(use_bias, bool):
-        return frozenset(PROJECTIONS if use_bias else ())
-    known = not isinstance(use_bias, str) and set(use_bias) <= set(PROJECTIONS)
-    if not known:
-        raise ValueError(
-            f"use_bias must be True, False or a list of {list(PROJECTIONS)}, got {use_bias!r}"
-        )
-    return frozenset(use_bias)
 
 
 def normalize_heads(norm: keras.Layer, x: Tensor) -> Tensor:
