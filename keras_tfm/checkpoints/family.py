@@ -134,13 +134,14 @@ class Family:
         """
         read = {tensor for entry in entries for tensor in entry.tensors}
         own = self.architectures[name]
+        language = own.kind is not None and "language" in own.kind
         known = {"pooler."} | {prefix for x in self.architectures.values() for prefix in x.prefixes}
         prefixes = tuple(known.difference(own.prefixes))
         heads = {x for row in self.table(model) if row.head for x in row.tensors}
         others = [
             x
             for x in named.own
-            if x not in read and (x.startswith(prefixes) or (own.kind is None and x in heads))
+            if x not in read and (x.startswith(prefixes) or (not language and x in heads))
         ]
         named.leave_out(others)
         return not all(x.startswith("pooler.") for x in others)

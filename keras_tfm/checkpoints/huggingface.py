@@ -285,6 +285,7 @@ def open_huggingface(
         if not isinstance(tensors, Tensors):
             raise ValueError(f"{folder}: adapters of PEFT need a base model of floats, not rounded")
         tensors = PeftTensors(tensors, Path(peft), family.names)
+        config = _with_sizes(config, tensors.sizes())
     named = Named(tensors, family.names)
     name = architecture or _architecture(config, family, named)
     if name is None or name not in family.architectures:
@@ -310,9 +311,13 @@ def open_huggingface(
         named.leave_out(family.unused(model))
         entries, hint = family.entries(model), _hint(family, named, name)
         ignored = family.leave_out_other_heads(named, name, model, entries)
+        if isinstance(tensors, PeftTensors):
+            read = {x for entry in entries for x in entry.tensors}
+            output = model.head is not None and "language" in model.head.kind
+            tensors.check_tables(name, read, output)
+            if architecture is None:
+                tensors.check_heads(name, read)
         named.check(name, entries, hint)
-        if isinstance(tensors, PeftTensors) and model.head and "language" in model.head.kind:
-            tensors.check_tables(named.names.aliases, {x for y in entries for x in y.tensors})
         if ignored and hint and architecture is None:
             warnings.warn(f"{folder}: {name} does not read all tensors{hint}", stacklevel=3)
         if added:
@@ -330,6 +335,14 @@ def open_huggingface(
         )
     entries = family.entries(model)
     return Checkpoint(folder, model, named, entries, stored, sizes, rebuild, quantized)
+
+
+def _with_sizes(config: Config, sizes: dict[str, int]) -> Config:
+    """The configuration with the sizes of the tensors that adapters replace."""
+    fields = {**config.fields, **sizes}
+    if sizes.get("num_labels", config.num_labels) != config.num_labels:
+        fields["id2label"] = None
+    return Config.of(config.file, fields)
 
 
 def _text_part(config: Config, model_type: str, architecture: str | None) -> tuple[Config, str]:

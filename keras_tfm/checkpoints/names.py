@@ -30,12 +30,15 @@ class Names:
             either or both.
         ignored: patterns of names that are not weights.
         renamed: dict from the pattern of an old name to its replacement.
+        transposed: str, pattern of the names of matrices that are (in, out) in the files, as those
+            of the class `Conv1D` of `transformers` are.
     """
 
     prefix: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
+    transposed: str = ""
 
     def in_table(self, name: str) -> str:
         """The name in the table of a tensor in the files."""

@@ -7,7 +7,7 @@ becomes W + s B A, with A (r, in), B (out, r) and s = alpha / r, or alpha / sqrt
 
 import math
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +21,13 @@ from keras_tfm.checkpoints.tensors import AnyTensors, Tensors, read_json
 _CONFIG = "adapter_config.json"
 _FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _ROOT = "base_model.model."
-# The ends of an adapter's names: those of a matrix, and of a table of embeddings.
-_FACTORS = re.compile(r"(.*)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
+# The ends of an adapter's names: those of a matrix, and of a table of embeddings. Files that were
+# not written by PEFT's own `save_pretrained` have the adapter's name in them, too.
+_FACTORS = re.compile(r"(.*)\.lora_(embedding_)?([AB])(?:\.default)?(?:\.weight)?")
+# The last matrix of a classifier, which has a row for each label.
+_CLASSIFIER = re.compile(
+    r"(.*\.)?(score|classifier|classification_head)(\.(out_proj|dense2?))?\.weight"
+)
 # Fields that change nothing once an adapter is trained, or are read here. Others must be off.
 _READ = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config",
@@ -41,6 +46,7 @@ class _Adapter(NamedTuple):
     a: str
     b: str
     scale: float
+    transposed: bool  # the matrix is (in, out)
 
 
 class PeftTensors(AnyTensors):
@@ -60,80 +66,127 @@ class PeftTensors(AnyTensors):
     def __init__(self, base: Tensors, folder: Path, names: Names):
         super().__init__()
         if not (folder / _CONFIG).is_file():
-            raise FileNotFoundError(f"{folder} has no {_CONFIG}: expected a folder of PEFT")
+            folders = sorted(x.parent.name for x in folder.glob(f"*/{_CONFIG}"))
+            hint = f"; its folders {folders} have one" if folders else ""
+            raise FileNotFoundError(f"{folder} has no {_CONFIG}: expected a folder of PEFT{hint}")
         config = Config.of(folder / _CONFIG, read_json(folder / _CONFIG))
         _check(config)
-        self._base, self._adapter = base, Tensors(folder, _FILES)
-        self._transposed = config.flag("fan_in_fan_out", False)
-        self._tensors = dict(base)
+        self._base, self._adapter, self._names = base, Tensors(folder, _FILES), names
+        self._folder, self._tensors = folder, dict(base)
         self._added: dict[str, _Adapter] = {}
         self._replaced: dict[str, str] = {}
-        self._tables: dict[str, str] = {}
+        # The tensors of the base under second names, which they have once they differ.
+        self._copied: dict[str, str] = {}
         known = {names.in_table(name): name for name in base}
         factors: dict[str, dict[str, str]] = {}
+        tables = set()
         for name in self._adapter:
             found = _FACTORS.fullmatch(name)
             if found:
                 module = found[1].removeprefix(_ROOT)
-                factors.setdefault(module, {})[found[2]] = name
+                factors.setdefault(module, {})[found[3]] = name
+                if found[2]:
+                    tables.add(module)
                 continue
             if ".original_module." in name:  # what a tensor of `modules_to_save` replaces
                 continue
-            own = re.sub(r"\.(modules_to_save|base_layer)\.", ".", name.removeprefix(_ROOT))
-            own = known.get(names.in_table(own), own)
+            own = name.removeprefix(_ROOT)
+            own = re.sub(r"\.(modules_to_save(\.default)?|base_layer)\.", ".", own)
+            own = known.setdefault(names.in_table(own), own)
             self._replaced[own], self._tensors[own] = name, self._adapter[name]
         for module, parts in factors.items():
-            weight = known.get(names.in_table(f"{module}.weight"))
-            if weight is None or set(parts) != {"A", "B"}:
+            weight, table = f"{module}.weight", names.in_table(f"{module}.weight")
+            if table not in known and names.aliases.get(table) in known:
+                self._copied[weight] = known[names.aliases[table]]
+                self._tensors[weight] = self._tensors[self._copied[weight]]
+                known[table] = weight
+            if table not in known or set(parts) != {"A", "B"}:
                 raise ValueError(f"{config.file}: the base model has no matrix for {module}")
-            if "embedding" in parts["A"]:
-                self._tables[names.in_table(weight)] = weight
-            rank = self._adapter[parts["A"]].shape[0]
-            self._added[weight] = _Adapter(parts["A"], parts["B"], _scale(config, module, rank))
+            weight = known[table]
+            transposed = module in tables or re.fullmatch(names.transposed, table) is not None
+            scale = _scale(config, module, self._adapter[parts["A"]].shape[0])
+            self._added[weight] = _Adapter(parts["A"], parts["B"], scale, transposed)
             self._tensors[weight] = self._sum(weight)
 
     def _sum(self, name: str) -> Tensor:
         """The location of a matrix that an adapter changes; raises if it has another shape."""
-        tensor, adapter = self._base[name], self._added[name]
+        tensor, adapter = self._tensors[name], self._added[name]
         a, b = (self._adapter[x].shape for x in (adapter.a, adapter.b))
-        shape = (a[1], b[0]) if self._is_transposed(adapter) else (b[0], a[1])
-        if len(a) != 2 or len(b) != 2 or a[0] != b[1] or shape != tensor.shape:
+        shape = (*b[:1], *a[1:])  # a kernel of a convolution has more axes
+        if adapter.transposed:
+            shape = shape[::-1]
+        if len(a) < 2 or len(b) < 2 or a[0] != math.prod(b[1:]) or shape != tensor.shape:
             raise ValueError(
                 f"{self._adapter[adapter.a].file}: {adapter.a} {a} and {adapter.b} {b} do not fit "
                 f"{name} {tensor.shape} of the base model"
             )
         return tensor._replace(dtype="F32")
 
-    def _is_transposed(self, adapter: _Adapter) -> bool:
-        """Whether the matrix is (in, out), as those of GPT-2 and tables of embeddings are."""
-        return self._transposed or "embedding" in adapter.a
-
     def array(self, name: str) -> np.ndarray:
         """The values of a tensor, in float32 with an adapter."""
         if name in self._replaced:
-            return self._adapter.array(self._replaced[name])
-        values = self._base.array(name)
+            values = self._adapter.array(self._replaced[name])
+        else:
+            source = self._copied.get(name, name)
+            # The copy is of what the adapter's file has for the tensor, if it has it.
+            saved = self._replaced.get(source)
+            values = self._adapter.array(saved) if saved else self._base.array(source)
         if name not in self._added:
             return values
         adapter = self._added[name]
         a, b = (self._adapter.array(x).astype("float32") for x in (adapter.a, adapter.b))
-        change = np.float32(adapter.scale) * (b @ a)
-        return values.astype("float32") + (change.T if self._is_transposed(adapter) else change)
+        change = np.float32(adapter.scale) * (b.reshape(len(b), -1) @ a.reshape(len(a), -1))
+        change = change.T if adapter.transposed else change
+        return values.astype("float32") + change.reshape(values.shape)
 
-    def check_tables(self, aliases: Mapping[str, str], read: Container[str]) -> None:
-        """Raises if an adapter is one of a table of embeddings that is the output's, too.
+    def sizes(self) -> dict[str, int]:
+        """The fields of the model's configuration that the tensors saved whole determine.
+
+        PEFT does not save the configuration: its user gives the number of labels, and resizes the
+        vocabulary, before the adapters are loaded.
+        """
+        fields: dict[str, int] = {}
+        for own, name in self._replaced.items():
+            table, shape = self._names.in_table(own), self._adapter[name].shape
+            if len(shape) == 2 and _CLASSIFIER.fullmatch(table):
+                fields["num_labels"] = shape[0]
+            if len(shape) == 2 and table in self._names.aliases.values():
+                fields["vocab_size"] = shape[0]
+        return fields
+
+    def check_tables(self, model: str, read: Container[str], output: bool) -> None:
+        """Raises if the adapters change one of two tensors that are one in the model.
 
         Args:
-            aliases: those of the family's names.
-            read: names of the tensors that a model of tokens reads.
+            model: name of the architecture, for the message.
+            read: names of the tensors that the model reads.
+            output: whether the model has an output with the table of the embedding.
         """
-        for table, name in self._tables.items():
-            second = [alias for alias, own in aliases.items() if own == table]
-            if second and not any(alias in read for alias in second):
+        changed = {self._names.in_table(x): x for x in (*self._replaced, *self._added)}
+        for alias, table in self._names.aliases.items():
+            exists = output or "embed_tokens" in alias
+            first = table in changed and alias not in changed
+            second = alias in changed and changed[alias] in self._added
+            if exists and (first or second) and alias not in read:
+                one, other = (table, alias) if first else (alias, table)
                 raise ValueError(
-                    f"{self._adapter[self._added[name].a].file}: adapters of {name}, which is the "
-                    "table of the output, too, change one of the two: merge them with PEFT "
-                    "(merge_and_unload)"
+                    f"{self._folder}: the adapters change {changed[one]}, but not {other}, "
+                    f"and both are one table in {model}: merge them with PEFT (merge_and_unload)"
+                )
+
+    def check_heads(self, model: str, read: Container[str]) -> None:
+        """Raises if the model does not read a head that the adapters' file has.
+
+        Args:
+            model: name of the architecture.
+            read: names of the tensors that it reads.
+        """
+        for own, name in self._replaced.items():
+            table = self._names.in_table(own)
+            if table not in read and table not in self._names.aliases and own not in self._base:
+                raise ValueError(
+                    f"{self._adapter[name].file}: {model} does not have {own}: give the class of "
+                    "the adapted model as architecture="
                 )
 
     def check_unchanged(self) -> None:

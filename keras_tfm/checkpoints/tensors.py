@@ -194,7 +194,8 @@ def _files(folder: Path, singles: tuple[str, ...]) -> dict[Path, list[str] | Non
             return {folder / single: None}
         if (folder / f"{single}{_INDEX}").is_file():
             return _tensors_by_file(folder, folder / f"{single}{_INDEX}")
-        others = sorted(folder.glob("*.safetensors"))
+        others = sorted(folder.glob("*.safetensors")) if single == SINGLE else []
+        others = [x for x in others if x.stem != "adapter_model"]  # of PEFT
         if len(others) == 1:
             return {others[0]: None}
         if others:

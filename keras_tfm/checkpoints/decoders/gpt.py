@@ -159,6 +159,7 @@ def _family(
             aliases={"lm_head.weight": f"{embedding}.weight"},
             # Causal masks and position ids, which older versions of transformers saved.
             ignored=(r"h\.\d+\.attn\.(masked_)?bias", "position_ids"),
+            transposed=r"h\.\d+\..*",
         ),
         base=f"{name}Model",
         aliases=ALIASES,

@@ -95,6 +95,7 @@ IMAGE_GPT = Family(
         prefix="transformer.",
         # Causal masks, which older versions of transformers saved.
         ignored=(r"h\.\d+\.attn\.(masked_)?bias",),
+        transposed=r"h\.\d+\..*",
     ),
     base="ImageGPTModel",
     aliases=ALIASES,

@@ -10,6 +10,7 @@ from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
 from keras_tfm.checkpoints.vision.vit import (
+    NEW_ATTENTION,
     classifier,
     embedding_rows,
     vision_arguments,
@@ -134,7 +135,7 @@ DINOV2 = Family(
     },
     is_of=lambda model: _is_dinov2(model) and not _of_registers(model),
     # Training with masked patches is not supported, so the token for them is left out.
-    names=Names(prefix="dinov2.", ignored=(r"embeddings\.mask_token",)),
+    names=Names(prefix="dinov2.", ignored=(r"embeddings\.mask_token",), renamed=NEW_ATTENTION),
     base="Dinov2Model",
 )
 DINOV2_WITH_REGISTERS = replace(
@@ -145,7 +146,11 @@ DINOV2_WITH_REGISTERS = replace(
         for name, architecture in DINOV2.architectures.items()
     },
     is_of=lambda model: _is_dinov2(model) and _of_registers(model),
-    names=Names(prefix="dinov2_with_registers.", ignored=(r"embeddings\.mask_token",)),
+    names=Names(
+        prefix="dinov2_with_registers.",
+        ignored=(r"embeddings\.mask_token",),
+        renamed=NEW_ATTENTION,
+    ),
     base="Dinov2WithRegistersModel",
     constants=unread_tokens,
 )

@@ -13,6 +13,19 @@ from keras_tfm.checkpoints.transforms import Joined, Reshaped
 
 _ATTENTION = "encoder.layer.{i}.attention"
 _QKV = tuple(f"{_ATTENTION}.attention.{x}" for x in ("query", "key", "value"))
+# The modules of transformers 5, by which adapters are named; files keep the names of version 4.
+NEW_ATTENTION = {
+    r"\.attention\.q_proj\.": ".attention.attention.query.",
+    r"\.attention\.k_proj\.": ".attention.attention.key.",
+    r"\.attention\.v_proj\.": ".attention.attention.value.",
+    r"\.attention\.o_proj\.": ".attention.output.dense.",
+}
+_NEW_NAMES = {
+    r"^layers\.": "encoder.layer.",
+    r"\.mlp\.fc1\.": ".intermediate.dense.",
+    r"\.mlp\.fc2\.": ".output.dense.",
+    **NEW_ATTENTION,
+}
 
 
 def embedding_rows(model: models.Model) -> tuple[Row, ...]:
@@ -139,7 +152,7 @@ VIT = Family(
         ),
     },
     is_of=lambda model: _is_vit(model) and not model.arguments["distillation_token"],
-    names=Names(prefix="vit.", ignored=(r"embeddings\.mask_token",)),
+    names=Names(prefix="vit.", ignored=(r"embeddings\.mask_token",), renamed=_NEW_NAMES),
     base="ViTModel",
 )
 DEIT = replace(
@@ -161,6 +174,6 @@ DEIT = replace(
         ),
     },
     is_of=lambda model: _is_vit(model) and model.arguments["distillation_token"],
-    names=Names(prefix="deit.", ignored=(r"embeddings\.mask_token",)),
+    names=Names(prefix="deit.", ignored=(r"embeddings\.mask_token",), renamed=_NEW_NAMES),
     base="DeiTModel",
 )
