@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from keras_tfm import export
-from keras_tfm.checkpoints import load_huggingface
+from keras_tfm import export, models
+from keras_tfm.checkpoints import load_huggingface, save_huggingface
 from keras_tfm.export.checkpoints import load_checkpoint
 
 FOLDERS = Path(__file__).parents[2] / "tests/parity/peft"
@@ -120,6 +120,18 @@ NO_FIT = {
         ValueError,
         r"change model\.embed_tokens\.weight, but not lm_head\.weight, and both are one table in",
     ),
+    "a table that is saved whole, of the output, too": (
+        with_tensors(
+            lambda x: {**x, "base_model.model.model.embed_tokens.weight": np.ones((20, 8))}
+        ),
+        ValueError,
+        r"change model\.embed_tokens\.weight, but not lm_head\.weight, and both are one table in",
+    ),
+    "a head of another class": (
+        with_tensors(lambda x: {**x, "base_model.model.score.weight": np.ones((3, 8))}),
+        ValueError,
+        r"LlamaForCausalLM does not have score\.weight: give the class .* as architecture=",
+    ),
     "no tensors": (
         lambda folder: (folder / "adapter_model.safetensors").unlink(),
         FileNotFoundError,
@@ -147,6 +159,140 @@ def test_adapters_that_do_not_fit_are_refused(change, error, message, tmp_path):
     change(folder)
     with pytest.raises(error, match=message):
         load_huggingface(base, peft=folder)
+
+
+def random(*shape):
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype("float32")
+
+
+def write_adapter(folder, tensors, **fields):
+    """A folder of adapters with these tensors, and the scale 3."""
+    folder.mkdir()
+    fields = {"peft_type": "LORA", "lora_alpha": 6, "r": 2, **fields}
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
+    tensors = {f"base_model.model.{name}": x for name, x in tensors.items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def assert_merged(base, adapter, expected, architecture=None):
+    """Compares with the base model that has the tensors of `expected` instead."""
+    model = load_huggingface(base, architecture, peft=adapter)
+    merged = Path(shutil.copytree(base, adapter.parent / "merged"))
+    save_file({**load_file(base / "model.safetensors"), **expected}, merged / "model.safetensors")
+    other = load_huggingface(merged, architecture)
+    for one, two in zip(model.weights, other.weights, strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-6, err_msg=one.path)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("saved", [False, True])
+def test_adapters_of_the_output(tied, saved, tmp_path):
+    """PEFT saves the matrix of an output that has adapters, too."""
+    base = Path(shutil.copytree(FOLDERS / "llama/base", tmp_path / "base"))
+    tensors = load_file(base / "model.safetensors")
+    if tied:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        save_file(
+            {name: x for name, x in tensors.items() if name != "lm_head.weight"},
+            base / "model.safetensors",
+        )
+        config = json.loads((base / "config.json").read_text())
+        config = json.dumps({**config, "tie_word_embeddings": True})
+        (base / "config.json").write_text(config)
+    a, b = random(2, 8), random(20, 2)
+    adapter = {"lm_head.lora_A.weight": a, "lm_head.lora_B.weight": b}
+    if saved:
+        adapter["lm_head.base_layer.weight"] = tensors["lm_head.weight"]
+    adapter = write_adapter(tmp_path / "adapter", adapter)
+    assert_merged(base, adapter, {"lm_head.weight": tensors["lm_head.weight"] + 3 * b @ a})
+
+
+def test_matrices_of_gpt2_whatever_the_field_says(tmp_path):
+    """PEFT sets `fan_in_fan_out` to what the last module needs: false for an `lm_head`."""
+    folder = copied(tmp_path, "gpt2", fan_in_fan_out=False)
+    expected = np.load(FOLDERS / "gpt2/logits.npy")
+    model = load_huggingface(FOLDERS / "gpt2/base", peft=folder)
+    np.testing.assert_allclose(logits(model), expected, atol=2e-6 * abs(expected).max())
+
+
+def test_a_projection_is_no_table_because_of_its_name(tmp_path):
+    model = models.albert(
+        11, embedding_dim=8, dim=8, num_layers=1, num_heads=2, intermediate_dim=12, max_length=7
+    )
+    save_huggingface(model, tmp_path / "base")
+    tensors = load_file(tmp_path / "base/model.safetensors")
+    name = next(x for x in tensors if x.endswith("embedding_hidden_mapping_in.weight"))
+    a, b, module = random(2, 8), random(8, 2), name.removesuffix(".weight")
+    # The name of the adapter is in files that were not written by PEFT's `save_pretrained`.
+    adapter = {f"{module}.lora_A.default.weight": a, f"{module}.lora_B.default.weight": b}
+    adapter = write_adapter(tmp_path / "adapter", adapter)
+    assert_merged(tmp_path / "base", adapter, {name: tensors[name] + 3 * b @ a})
+
+
+def test_convolutions_and_names_of_modules_in_transformers_5(tmp_path):
+    model = models.vit(
+        image_size=8, patch_size=4, dim=8, num_layers=1, num_heads=2, intermediate_dim=12
+    )
+    save_huggingface(model, tmp_path / "base")
+    tensors = load_file(tmp_path / "base/model.safetensors")
+    query = "encoder.layer.0.attention.attention.query.weight"
+    patches = "embeddings.patch_embeddings.projection"
+    a, b, kernel = random(2, 8), random(8, 2), random(2, 3, 4, 4)
+    adapter = {
+        "layers.0.attention.q_proj.lora_A.weight": a,
+        "layers.0.attention.q_proj.lora_B.weight": b,
+        f"{patches}.lora_A.weight": kernel,
+        f"{patches}.lora_B.weight": b[:, :, None, None],
+    }
+    expected = {
+        query: tensors[query] + 3 * b @ a,
+        f"{patches}.weight": tensors[f"{patches}.weight"]
+        + 3 * np.einsum("or,rihw->oihw", b, kernel),
+    }
+    adapter = write_adapter(tmp_path / "adapter", adapter)
+    assert_merged(tmp_path / "base", adapter, expected)
+
+
+def test_labels_and_vocabulary_are_those_of_the_adapters(tmp_path):
+    """The configuration of the base model does not know them."""
+    adapter = {"score.weight": random(5, 8)}
+    adapter = write_adapter(tmp_path / "adapter", adapter)
+    name = "LlamaForSequenceClassification"
+    model = load_huggingface(FOLDERS / "llama/base", name, peft=adapter)
+    assert model.output_shape == (None, 5)
+    adapter = {"model.embed_tokens.weight": random(23, 8), "lm_head.weight": random(23, 8)}
+    adapter = write_adapter(tmp_path / "added", adapter)
+    model = load_huggingface(FOLDERS / "llama/base", peft=adapter)
+    assert model.output_shape == (None, None, 23)
+
+
+def test_other_files_beside_those_of_the_adapters(tmp_path):
+    """The base model in another format, and the adapters, in one folder."""
+    torch = pytest.importorskip("torch")
+    folder = Path(shutil.copytree(FOLDERS / "llama/base", tmp_path / "base"))
+    expected = np.load(FOLDERS / "llama/logits.npy")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(FOLDERS / "llama/adapter" / name, folder)
+
+    for old, new in (
+        ("model.safetensors", "pytorch_model.bin"),
+        ("adapter_model.safetensors", "adapter_model.bin"),
+    ):
+        tensors = {name: torch.from_numpy(x) for name, x in load_file(folder / old).items()}
+        torch.save(tensors, folder / new)
+        (folder / old).rename(tmp_path / old)
+        model = load_huggingface(folder, peft=folder)
+        np.testing.assert_allclose(logits(model), expected, atol=2e-6 * abs(expected).max())
+        shutil.copy(FOLDERS / "llama/base/model.safetensors", folder)
+
+
+def test_a_folder_of_several_adapters_names_them(tmp_path):
+    shutil.copytree(FOLDERS / "llama/adapter", tmp_path / "several/one")
+    with pytest.raises(
+        FileNotFoundError, match=r"expected a folder of PEFT; its folders \['one'\]"
+    ):
+        load_huggingface(FOLDERS / "llama/base", peft=tmp_path / "several")
 
 
 def test_a_folder_of_adapters_alone_names_the_way_out(tmp_path):
