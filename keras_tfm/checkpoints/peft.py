@@ -36,8 +36,8 @@ _READ = {
     "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern",
     "revision", "runtime_config", "target_modules", "task_type", "use_rslora",
 }  # fmt: skip
-# How `init_lora_weights` starts where it changes the base model, too.
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# Texts in `init_lora_weights` that leave the base model as it is; PiSSA's, for example, does not.
+_STARTS = ("gaussian", "eva", "orthogonal", "mica")
 
 
 class _Adapter(NamedTuple):
@@ -208,7 +208,7 @@ def _check(config: Config) -> None:
     """Raises unless the adapters are LoRA's, and complete without a changed base model."""
     config.only(peft_type="LORA")
     start = config.fields.get("init_lora_weights")
-    if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
+    if isinstance(start, str) and start.lower() not in _STARTS:
         expected = "one that leaves the base model as it is; merge these adapters with PEFT"
         config.refuse("init_lora_weights", start, expected)
     for name, value in config.fields.items():

@@ -40,6 +40,8 @@ INDEX = f"{SINGLE}.index.json"
 # A file of weights, in the order in which they are looked for; an index has its name and this.
 _SINGLES = (SINGLE, "pytorch_model.bin", "tf_model.h5")
 _INDEX = ".index.json"
+# The first bytes of what `git clone` writes in place of a large file without Git LFS.
+_POINTER = b"version https://git-lfs"
 # The dtypes of weights.
 FLOATS = {
     "F64": np.dtype("float64"),
@@ -232,6 +234,9 @@ def _tensors_by_file(folder: Path, index: Path) -> dict[Path, list[str] | None]:
 
 def _read_header(file: Path) -> tuple[Stamp, dict[str, Tensor], dict[str, str]]:
     """The version of a file, its tensors by name, and its metadata."""
+    with file.open("rb") as opened:
+        if opened.read(len(_POINTER)) == _POINTER:
+            raise ValueError(f"{file} is a pointer of Git LFS, not the file: run `git lfs pull`")
     if file.suffix in _READERS:
         return *_read_foreign(file), {}
     try:

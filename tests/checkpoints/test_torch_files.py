@@ -132,6 +132,13 @@ DAMAGED = {
 }
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "tf_model.h5"])
+def test_a_pointer_in_place_of_a_file(name, tmp_path):
+    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\nsize 12\n")
+    with pytest.raises(ValueError, match=rf"{name} is a pointer of Git LFS, .*`git lfs pull`"):
+        Tensors(tmp_path)
+
+
 @pytest.mark.parametrize(("content", "message"), DAMAGED.values(), ids=DAMAGED)
 def test_damaged_files_are_refused(content, message, tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(content)
