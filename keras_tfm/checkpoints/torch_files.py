@@ -12,7 +12,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 from keras_tfm.checkpoints.stored_tensor import Tensor
 
@@ -83,7 +83,7 @@ def read_torch_file(path: Path, file: BinaryIO) -> dict[str, Tensor]:
         raise ValueError(f"{type(error).__name__}: {error}"[:120]) from None
 
 
-def _read_zip(file: BinaryIO) -> tuple[Any, _Place]:
+def _read_zip(file: BinaryIO) -> tuple[object, _Place]:
     """The object in the pickle of a zip, and where its storages are."""
     archive = zipfile.ZipFile(file)
     members = {member.filename: member for member in archive.infolist()}
@@ -111,7 +111,7 @@ def _read_zip(file: BinaryIO) -> tuple[Any, _Place]:
         return _Unpickler(opened).load(), place
 
 
-def _read_pickles(file: BinaryIO) -> tuple[Any, _Place]:
+def _read_pickles(file: BinaryIO) -> tuple[object, _Place]:
     """The same of a file of PyTorch before 1.6."""
     if file.read(1) != _PICKLE:
         raise ValueError("it is no zip and no pickle")
@@ -139,11 +139,11 @@ class _Unpickler(pickle.Unpickler):
         storages: dict, the storages that were mentioned, by key.
     """
 
-    def __init__(self, file: Any):
+    def __init__(self, file: IO[bytes]):
         super().__init__(file)
         self.storages: dict[str, _Storage] = {}
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         """The function or class of a name in a pickle; raises for all but those of tensors."""
         if (module, name) in _KNOWN:
             return _KNOWN[module, name]
@@ -162,13 +162,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _rebuild_tensor(
-    storage: _Storage, offset: int, shape: Iterable[int], strides: Iterable[int], *others: Any
+    storage: _Storage, offset: int, shape: Iterable[int], strides: Iterable[int], *others: object
 ) -> _View:
     """In place of torch's function of this name; the others are gradients and hooks."""
     return _View(storage, storage.offset + offset, tuple(shape), tuple(strides))
 
 
-def _rebuild_parameter(data: _View, *others: Any) -> _View:
+def _rebuild_parameter(data: _View, *others: object) -> _View:
     return data
 
 
@@ -180,7 +180,7 @@ _KNOWN = {
 }
 
 
-def _locate(path: Path, content: Any, place: _Place, size: int) -> dict[str, Tensor]:
+def _locate(path: Path, content: object, place: _Place, size: int) -> dict[str, Tensor]:
     """The tensors of an object in a file of `size` bytes."""
     if not isinstance(content, dict):
         raise ValueError(f"it has an object of type {type(content).__name__}, not a state_dict")
