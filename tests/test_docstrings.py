@@ -76,6 +76,8 @@ REASONS = {
             "vision",
         )
     },
+    "keras_tfm.checkpoints.peft": "only PEFT writes its files: docs/huggingface.md has the example",
+    "keras_tfm.checkpoints.torch_files": "only PyTorch writes its files, which `Tensors` reads",
     "keras_tfm.checkpoints.quantized.compressed_tensors": _GRIDS,
     "keras_tfm.checkpoints.quantized.methods": _GRIDS,
     "keras_tfm.checkpoints.tokenizers.jinja.*": "`load_chat_template` has the example",

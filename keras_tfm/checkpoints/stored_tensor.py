@@ -14,6 +14,14 @@ class Tensor(NamedTuple):
         begin, end: int, the range of bytes that has all of its elements.
         strides: tuple of int, the steps between neighbours along each axis, in elements; None: the
             elements are in the order of their indices, without gaps.
+
+    Example:
+
+    >>> from pathlib import Path
+    >>> from keras_tfm.checkpoints.stored_tensor import Tensor
+    >>> tensor = Tensor(Path("model.safetensors"), "F32", (2, 3), begin=100, end=124)
+    >>> tensor.end - tensor.begin
+    24
     """
 
     file: Path
