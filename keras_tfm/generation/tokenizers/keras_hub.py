@@ -30,7 +30,8 @@ LANGUAGE_MODELS = (
 OTHER_BACKBONES = (
     "BertBackbone", "RobertaBackbone", "XLMRobertaBackbone", "DistilBertBackbone",
     "AlbertBackbone", "ElectraBackbone", "DebertaV3Backbone",
-    "ViTBackbone", "DeiTBackbone", "DINOV2Backbone", "ResNetBackbone", "CLIPBackbone",
+    "ViTBackbone", "DeiTBackbone", "DINOV2Backbone", "DINOV3Backbone", "ResNetBackbone",
+    "CLIPBackbone", "SigLIPBackbone",
 )  # fmt: skip
 
 
