@@ -126,7 +126,10 @@ def _read_pickles(file: BinaryIO) -> tuple[object, _Place]:
     places = {}
     for key in _Unpickler(file).load():
         # The number of elements, and the elements.
-        length = int.from_bytes(file.read(8), "little") * unpickler.storages[key].itemsize
+        count = file.read(8)
+        if len(count) < 8:
+            raise ValueError("it ends before the last storage")
+        length = int.from_bytes(count, "little") * unpickler.storages[key].itemsize
         places[key] = (file.tell(), length)
         file.seek(length, 1)
     return content, lambda storage: places[storage.key]
