@@ -45,7 +45,6 @@ class _Storage(NamedTuple):
     key: str
     dtype: str
     itemsize: int
-    size: int
     offset: int
 
 
@@ -156,10 +155,10 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> _Storage:
         """The description of a storage."""
-        _, kind, key, _, size, *views = pid
+        _, kind, key, _, _, *views = pid
         dtype, itemsize = _STORAGES[kind]
         offset = views[0][1] if views and views[0] else 0
-        storage = _Storage(key, dtype, itemsize, size, offset)
+        storage = _Storage(key, dtype, itemsize, offset)
         self.storages[key] = storage
         return storage
 
