@@ -108,11 +108,13 @@ class Tensors(AnyTensors):
         for file, names in _files(folder, singles).items():
             self._stamps[file], found, metadata = _read_header(file)
             self.metadata.update(metadata)
-            if names is not None and set(names) != set(found):
+            # Those of TensorFlow have other names in an index.
+            known = None if metadata.get("format") == "tf" else names
+            if known is not None and set(known) != set(found):
                 raise ValueError(
                     f"The index in {folder} does not match {file.name}: "
-                    f"missing in the file: {sorted(set(names) - set(found))}, "
-                    f"not in the index: {sorted(set(found) - set(names))}"
+                    f"missing in the file: {sorted(set(known) - set(found))}, "
+                    f"not in the index: {sorted(set(found) - set(known))}"
                 )
             twice = sorted(set(found) & set(self._tensors))
             if twice:

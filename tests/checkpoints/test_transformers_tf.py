@@ -67,6 +67,19 @@ def test_the_name_of_the_tensorflow_class(tmp_path):
     assert load_huggingface(folder).head.kind == "sequence_classifier"
 
 
+def test_safetensors_with_an_index(tmp_path):
+    """The index has TensorFlow's names, as the file does."""
+    folder = copied(tmp_path, "marian")
+    file = folder / "model-00001-of-00001.safetensors"
+    (folder / "model.safetensors").rename(file)
+    content = file.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    del header["__metadata__"]
+    index = json.dumps({"weight_map": dict.fromkeys(header, file.name)})
+    (folder / "model.safetensors.index.json").write_text(index)
+    assert Tensors(folder).keys() == Tensors(FOLDERS / "marian").keys()
+
+
 def test_a_file_of_several_is_missing(tmp_path):
     folder = copied(tmp_path, "distilbert")
     (folder / "tf_model-00002-of-00002.h5").unlink()
