@@ -478,3 +478,20 @@ def test_a_folder_is_not_called_missing(run, tmp_path):
     assert code == 1 and "empty is a folder, expected a .tflite file" in err
     with pytest.raises(IsADirectoryError, match=r"is a folder, expected a \.keras file"):
         keras_tfm.load_model(tmp_path / "empty")
+
+
+def test_adapters_of_peft(run, tmp_path):
+    folder, path = HUGGING_FACE.parent / "peft" / "llama", tmp_path / "x.keras"
+    code, _, err = run("import", folder / "base", path, "--peft", folder / "adapter")
+    assert code == 0, err
+    found = keras_tfm.load_model(path)(np.array([[3, 4, 5, 6, 7]]))
+    np.testing.assert_allclose(found, np.load(folder / "logits.npy"), atol=1e-5)
+    for arguments, message in (
+        ((folder / "adapter", tmp_path / "y.keras"), "adapters of PEFT"),
+        ((folder / "base", tmp_path / "y.keras", "--peft", folder / "base"), "a folder of PEFT"),
+    ):
+        code, _, err = run("import", *arguments)
+        assert code != 0 and message in err and len(err.splitlines()) == 1
+    code, _, err = run("export", path, tmp_path / "y.tflite", "--peft", folder / "adapter")
+    assert code != 0 and "--peft" in err and "not for a .keras file" in " ".join(err.split())
+    assert [x.name for x in tmp_path.iterdir()] == ["x.keras"]

@@ -200,7 +200,8 @@ def check_no_adapters(folder: Path) -> None:
     if (folder / _CONFIG).is_file():
         raise ValueError(
             f"{folder} has adapters of PEFT ({_CONFIG}): give the folder of their base model, and "
-            "this one as peft=; for a base model in the same folder remove the file"
+            "this one as peft= (in a shell --peft); for a base model in the same folder remove the "
+            "file"
         )
 
 

@@ -36,10 +36,10 @@ from keras_tfm.checkpoints.tensorflow_files import as_torch, read_h5_file
 from keras_tfm.checkpoints.torch_files import read_torch_file
 
 SINGLE = "model.safetensors"
-INDEX = f"{SINGLE}.index.json"
-# A file of weights, in the order in which they are looked for; an index has its name and this.
+# Files of weights, in the order in which they are looked for; an index has such a name and this.
 _SINGLES = (SINGLE, "pytorch_model.bin", "tf_model.h5")
 _INDEX = ".index.json"
+INDEX = SINGLE + _INDEX
 # The first bytes of what `git clone` writes in place of a large file without Git LFS.
 _POINTER = b"version https://git-lfs"
 # The dtypes of weights.
@@ -97,8 +97,8 @@ class Tensors(AnyTensors):
     Raises:
         FileNotFoundError: the folder has none of these.
         ValueError: a file is not a valid safetensors file (it is truncated, its tensors overlap or
-            leave gaps, or its header is damaged or too large), or not one of its other format, or
-            the index does not match the files.
+            leave gaps, or its header is damaged or too large), a file of another format is damaged,
+            or the index does not match the files.
     """
 
     def __init__(self, folder: Path, singles: tuple[str, ...] = _SINGLES):
@@ -112,7 +112,7 @@ class Tensors(AnyTensors):
             known = None if metadata.get("format") == "tf" else names
             if known is not None and set(known) != set(found):
                 raise ValueError(
-                    f"The index in {folder} does not match {file.name}: "
+                    f"the index in {folder} does not match {file.name}: "
                     f"missing in the file: {sorted(set(known) - set(found))}, "
                     f"not in the index: {sorted(set(found) - set(known))}"
                 )

@@ -297,7 +297,7 @@ def test_a_folder_of_several_adapters_names_them(tmp_path):
 
 def test_a_folder_of_adapters_alone_names_the_way_out(tmp_path):
     for load in (load_huggingface, lambda x: export.export_tflite(x, tmp_path / "x.tflite")):
-        with pytest.raises(ValueError, match=r"give the folder of their base model, .* as peft=;"):
+        with pytest.raises(ValueError, match=r"give the folder of their base model, .* as peft="):
             load(FOLDERS / "llama/adapter")
 
 

@@ -120,7 +120,7 @@ def _first_difference(model: Model, source: Source, inputs: RandomInputs) -> str
     if not _are_close(inputs, x, y):
         return f"in the embeddings, before {first}"
     for i, ((name, _, x), (other, _, y)) in enumerate(pairs):
-        # Gemma 4's blocks end later in KerasHub: what the next one gets is the same all the same.
+        # A block of Gemma 4 has more layers in KerasHub: then the next block has the same input.
         ends = [(x, y), *((a, b) for (_, a, _), (_, b, _) in pairs[i + 1 : i + 2])]
         if not any(_are_close(inputs, *each) for each in ends):
             return f"first in {other} ({name} here)"

@@ -184,23 +184,29 @@ def _gemma_table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
+# The builder's names of sizes that all Gemmas have, and KerasHub's.
+_GEMMA_SIZES = {
+    "vocabulary_size": "vocabulary_size",
+    "dim": "hidden_dim",
+    "num_layers": "num_layers",
+    "num_heads": "num_query_heads",
+    "intermediate_dim": "intermediate_dim",
+    "num_key_value_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "rms_norm_epsilon": "layer_norm_epsilon",
+    "attention_dropout": "dropout",
+    "final_logit_soft_cap": "final_logit_soft_cap",
+}
+
+
 def _shared_gemma_arguments(settings: Settings) -> Arguments:
     settings.only(layer_norm_epsilon=1e-6)  # KerasHub's blocks have that one, whatever it says
     settings["query_head_dim_normalize"]  # KerasHub's blocks take it to be true
     settings.only(use_post_ffw_norm=settings["use_post_attention_norm"])
     return settings.rename(
-        vocabulary_size="vocabulary_size",
-        dim="hidden_dim",
-        num_layers="num_layers",
-        num_heads="num_query_heads",
-        intermediate_dim="intermediate_dim",
-        num_key_value_heads="num_key_value_heads",
-        head_dim="head_dim",
-        rms_norm_epsilon="layer_norm_epsilon",
-        attention_dropout="dropout",
         post_norm="use_post_attention_norm",
         attention_logit_soft_cap="attention_logit_soft_cap",
-        final_logit_soft_cap="final_logit_soft_cap",
+        **_GEMMA_SIZES,
     )
 
 
@@ -462,18 +468,7 @@ def _gemma4_arguments(settings: Settings) -> Arguments:
     groups, width = settings["num_global_key_value_heads"], settings["global_head_dim"]
     wide = settings["use_double_wide_mlp"] and shared > 0
     return {
-        **settings.rename(
-            vocabulary_size="vocabulary_size",
-            dim="hidden_dim",
-            num_layers="num_layers",
-            num_heads="num_query_heads",
-            intermediate_dim="intermediate_dim",
-            num_key_value_heads="num_key_value_heads",
-            head_dim="head_dim",
-            rms_norm_epsilon="layer_norm_epsilon",
-            attention_dropout="dropout",
-            final_logit_soft_cap="final_logit_soft_cap",
-        ),
+        **settings.rename(**_GEMMA_SIZES),
         "global_num_key_value_heads": groups,
         "global_head_dim": settings["head_dim"] if width is None else width,
         "tied_values": groups is not None,

@@ -18,9 +18,9 @@ class Variables:
     """The weights of a model by path: adapters merged, rounded kernels dequantised.
 
     A path has the names of the layers from the backbone to the weight. Where Keras made a name up
-    ("layer_norm_3"), and for nested models, it has the attribute's name; a weight without a name
-    of its own ("variable_7") is "variable". The variables' own paths
-    are not unique: those of a layer that is built by another may lack the outer one.
+    ("layer_norm_3"), and for nested models, it has the attribute's name; a weight without a name of
+    its own ("variable_7") is "variable". The variables' own paths are not unique: those of a layer
+    that is built by another may lack the outer one.
 
     Args:
         model: a built task, backbone or layer of KerasHub. A layer's paths begin with its name.
