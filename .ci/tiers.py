@@ -36,8 +36,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SLOW = ROOT / "tests" / "slow.txt"
-QUICK = 0.5
-PRICE = 2.0
+QUICK = 0.2
+PRICE = 1.0
 HEADER = "# Slow tests beside those that are marked so. Written by .ci/tiers.py, which says why.\n"
 
 
