@@ -9,6 +9,8 @@ are measured, too, and the list is replaced, which takes longer.
 
 A test that computes for `QUICK` seconds or longer goes to the slow tier unless
 
+- it is the cheapest case of its function and takes less than `STATED` seconds: each statement is
+  tested, although others run its branches,
 - it is the cheapest way to run some branches of the package, at most `PRICE` seconds for each (a
   weighted greedy set cover; Yoo and Harman, "Regression testing minimization, selection and
   prioritization: a survey", 2012),
@@ -37,6 +39,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SLOW = ROOT / "tests" / "slow.txt"
 QUICK = 0.2
+STATED = 0.5
 PRICE = 1.0
 HEADER = "# Slow tests beside those that are marked so. Written by .ci/tiers.py, which says why.\n"
 
@@ -183,10 +186,13 @@ def choose(tests: list[Test]) -> list[Test]:
         kept.add(i)
         is_new[tests[i].branches] = False
 
-    cheapest = {x.file: i for i, x in sorted(enumerate(tests), key=lambda x: -x[1].seconds)}
+    falling = sorted(enumerate(tests), key=lambda x: -x[1].seconds)
+    of_file = {x.file: i for i, x in falling}
+    of_function = {x.function: i for i, x in falling}
     for i, test in enumerate(tests):
         stays = test.stays or test.file in files or not len(test.branches)
-        if stays or test.seconds < QUICK or i == cheapest[test.file]:
+        quick = STATED if i == of_function[test.function] else QUICK
+        if stays or test.seconds < quick or i == of_file[test.file]:
             keep(i)
     always = set(kept)
 

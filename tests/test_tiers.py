@@ -47,18 +47,24 @@ def test_quick_tests_stay():
     assert slow(measured("a", seconds, [0]), measured("b", seconds, [0])) == []
 
 
+def test_one_case_of_each_function_stays_if_it_is_no_slow_one():
+    seconds = tiers.STATED - 0.1
+    tests = [measured(f"a[{i}]", seconds + 0.01 * i, [0]) for i in range(3)]
+    assert slow(*tests, measured("b", tiers.STATED, [0])) == ["a[1]", "a[2]", "b"]
+
+
 def test_of_two_that_run_a_branch_the_cheaper_stays():
-    assert slow(measured("a", 4, [0, 1]), measured("b", 3, [0, 1])) == ["a"]
+    assert slow(measured("a", 2, [0, 1]), measured("b", 1.5, [0, 1])) == ["a"]
 
 
 def test_the_one_with_more_branches_a_second_stays():
-    tests = [measured("a", 5, [0, 1, 2, 3]), measured("b", 4, [0, 1]), measured("c", 4, [2, 3])]
+    tests = [measured("a", 3, [0, 1, 2, 3]), measured("b", 2, [0, 1]), measured("c", 2, [2, 3])]
     assert slow(*tests) == ["b", "c"]
 
 
 def test_branches_of_its_own_keep_a_test_of_a_few_seconds_each():
     own = measured("b", 2 * tiers.PRICE, [2, 3])
-    assert slow(measured("a", 3, [0, 1]), own, measured("c", 500, [4, 5])) == ["c"]
+    assert slow(measured("a", 1, [0, 1]), own, measured("c", 500, [4, 5])) == ["c"]
 
 
 def test_one_whose_branches_later_ones_run_goes():

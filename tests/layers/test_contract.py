@@ -610,6 +610,7 @@ def without_policies(config):
     return {key: without_policies(x) for key, x in config.items() if key != "dtype"}
 
 
+@pytest.mark.default
 @every_layer
 def test_the_configuration_makes_the_layer_again(case):
     layer = case.make(name="here", dtype="mixed_bfloat16", trainable=False)
@@ -667,6 +668,7 @@ def test_a_keras_file_holds_the_layer(case, tmp_path):
 # The ways to run it
 
 
+@pytest.mark.default
 @every_layer
 def test_symbolic_equals_eager(case):
     layer = case.make()
@@ -681,6 +683,7 @@ def test_symbolic_equals_eager(case):
     assert tuple(layer.compute_output_shape(*case.positional(shapes))) == tuple(y.shape)
 
 
+@pytest.mark.default
 @every_layer
 def test_lengths_may_be_unknown(case):
     layer = case.make()
@@ -746,6 +749,7 @@ def test_graph_and_xla_equal_eager(case, mode):
     assert_close(actual, case.call(layer), 1e-5 if mode == "xla" else 1e-6)
 
 
+@pytest.mark.default
 @every_layer
 @pytest.mark.parametrize(
     ("policy", "tolerance"),
@@ -777,6 +781,7 @@ def test_float64_is_not_worse_than_float32(case):
     assert_close(y, case.call(case.make()), 1e-5)
 
 
+@pytest.mark.default
 @every_layer
 def test_training_is_random_where_there_is_dropout_and_inference_is_not(case):
     layer = case.make()
@@ -884,6 +889,7 @@ def test_the_initializers_are_used(case):
             np.testing.assert_array_equal(weight, GLOROT.clone()(weight.shape))
 
 
+@pytest.mark.default
 @pytest.mark.parametrize("case", LEARNING.values(), ids=LEARNING)
 def test_a_fit_step_changes_every_weight(case):
     keras.utils.set_random_seed(3)  # another might drop a whole path for both rows
@@ -903,6 +909,7 @@ def test_a_fit_step_changes_every_weight(case):
         assert np.mean(changed) > 0.2, weight.path
 
 
+@pytest.mark.default
 @every_layer
 def test_paths_of_weights_are_unique_and_stable(case):
     """However the layer is built: outright, when it is called, or by a functional model."""
@@ -918,6 +925,7 @@ def test_paths_of_weights_are_unique_and_stable(case):
     assert all(path.startswith("layer/") for path in paths[0])
 
 
+@pytest.mark.default
 @every_layer
 def test_names_do_not_matter(case):
     """Two layers side by side in one model keep their weights apart."""

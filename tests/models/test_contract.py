@@ -321,6 +321,7 @@ def test_a_copy_in_half_precision_answers_nearly_as_well(case):
     assert_same(outputs_of(back, inputs_of(case)), expected, 0.0)
 
 
+@pytest.mark.default
 @cases(
     # For alignments, tests/models/test_evoformer.py tests it. Images have no padding.
     [
