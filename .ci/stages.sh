@@ -234,21 +234,27 @@ stage_layers() {
     with_layers
     local shared="not configuration and not names_do and not paths_of"
     local quick="not a_fit_step and not a_keras_file and not mixed_float16 and not full-0.3 and not token-0.3"
+    local steps="left_padding and (cells or LSTM or Gated or Depthwise)"
     local contract=(tests/layers/test_{contract,keras_features,layer_normalization,projection,dropout,fused_attention,flash_attention,dropped_attention}.py)
-    local pytest=("$WORK/layers/bin/python" -m pytest -n 0 -p no:cacheprovider)
-    KERAS_BACKEND=torch "${pytest[@]}" -k "$shared" "${contract[@]}" \
+    local mixers=(tests/layers/test_{short_convolution,gated_delta_net,mamba2}.py tests/generation/test_step_rules.py)
+    KERAS_BACKEND=torch without_tensorflow -n 0 -k "$shared" "${contract[@]}" \
         tests/layers/test_{stepping_matrix,composed_attention}.py tests/generation/test_stepped_model.py
-    # XLA compiles each operation of each shape: unoptimized, in less than half the time.
-    KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" -k "$shared and $quick" "${contract[@]}" \
-        tests/layers/test_{short_convolution,gated_delta_net,mamba2}.py
-    KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" tests/generation/test_step_rules.py \
-        -k "left_padding and (cells or LSTM or Gated or Depthwise)"
+    on_jax -n 0 -k "$shared and $quick and not test_step_rules or test_step_rules and $steps" \
+        "${contract[@]}" "${mixers[@]}"
     on_8_devices tests/distributed/test_sharded_models.py
+}
+without_tensorflow() {
+    "$WORK/layers/bin/python" -m pytest -p no:cacheprovider "$@"
+}
+# XLA compiles each operation of each shape: unoptimized and without its emitters of fusions, in a third
+# of the time.
+on_jax() {
+    KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false ${XLA_FLAGS:-}" \
+        without_tensorflow "$@"
 }
 # Of several devices, virtual ones that share the CPU.
 on_8_devices() {
-    KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=--xla_force_host_platform_device_count=8 \
-        "$WORK/layers/bin/python" -m pytest -n 0 -p no:cacheprovider --fail-on-skip "$@"
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 on_jax -n 0 --fail-on-skip "$@"
 }
 
 stage_docs() {

@@ -3,6 +3,7 @@
 import functools
 import gc
 import io
+import math
 import os
 import sys
 import tempfile
@@ -133,6 +134,8 @@ def pytest_runtest_setup(item):
         item.session.clear_kernels = keep_kernels()
         if not item.config.option.optimize:
             spare_graphs()
+    if "jax" in sys.modules and not item.config.option.optimize:
+        spare_compilations()
     if "keras" in sys.modules:
         sys.modules["keras"].utils.set_random_seed(0)
 
@@ -184,6 +187,38 @@ def spare_graphs():
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     here = tf_stack.extract_stack()
     tf_stack.extract_stack = lambda stacklevel=1: here
+
+
+@functools.cache
+def spare_compilations():
+    """Leaves out a third of what JAX does to run each operation of each shape for the first time.
+
+    Random numbers compile for the longest, and each weight of another shape draws its own: here all
+    are the first of those of one shape. And MLIR, from which XLA compiles, loads all its dialects
+    for each operation: here once.
+    """
+    import jax
+    from jax._src.interpreters import mlir
+
+    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+    for name in ("normal", "truncated_normal", "uniform"):
+        setattr(jax.random, name, in_one_shape(getattr(jax.random, name)))
+
+
+def in_one_shape(draw):
+    """A function of `jax.random` that compiles once for all small shapes, except in a `jit`."""
+    import jax
+    import numpy as np
+
+    @functools.wraps(draw)
+    def drawn(key, *args, shape=None, **options):
+        if args or shape is None or isinstance(key, jax.core.Tracer):
+            return draw(key, *args, **({} if shape is None else {"shape": shape}), **options)
+        size = math.prod(shape)
+        many = draw(key, shape=(2 ** max(12, (size - 1).bit_length()),), **options)
+        return jax.numpy.asarray(np.asarray(many)[:size].reshape(shape))
+
+    return drawn
 
 
 @pytest.fixture

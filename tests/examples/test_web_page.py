@@ -3,7 +3,6 @@
 Each page is served by Python's own http.server, asked, and asked again without a server.
 """
 
-import os
 import shutil
 import wave
 
@@ -241,11 +240,10 @@ def hostile(folder):
 
 
 def test_pages_answer_as_python_does_with_and_without_a_server(pages):
-    """Also screenshots, as wide as a desk and as a phone, in the test's folder."""
+    """Also screenshots, as wide as a desk and as a phone, in the folder SCREENSHOTS, if it is set."""
     folder, cases = pages
     assert {x["form"] for x in cases.values()} == {
         *("chat", "write", "classify", "search", "pictures", "pairs", "speech", "live")
     }
     hostile(folder)
-    screenshots = os.environ.get("SCREENSHOTS") or folder
-    run_in_browser("test:app", folder, {"cases": cases}, SCREENSHOTS=screenshots)
+    run_in_browser("test:app", folder, {"cases": cases})
