@@ -15,8 +15,8 @@ import small_pictures
 from keras_weights import randomize
 from small_exports import small, with_manifest
 from small_listeners import ctc_file, live_file
-from small_tokenizers import SOURCE_SIZE, WORDS, byte_pairs, words
-from small_writers import END, story
+from small_tokenizers import SOURCE_SIZE, WORDS, words
+from small_writers import written
 from web_pages import WEB, need_browser, run_in_browser
 
 from keras_tfm import layers, models, runtime
@@ -47,12 +47,8 @@ def pages(tmp_path_factory):
 
 def texts(folder):
     template = ChatTemplate("User: ", "\nModel: ", "\nUser: ")
-    stepped = {"prompt_length": (6, 20), "end_id": END, "max_length": 200, "verify": False}
     for name, options in {"chat": {"chat_template": template}, "continue": {}}.items():
-        file = folder / f"{name}.tflite"
-        export_tflite(
-            story(), file, ["prefill", "decode"], tokenizer=byte_pairs(), **stepped, **options
-        )
+        file = written(**options)
         model = runtime.load(file)
         if name == "continue":
             text = "hello world"
@@ -240,7 +236,7 @@ def hostile(folder):
 
 
 def test_pages_answer_as_python_does_with_and_without_a_server(pages):
-    """Also screenshots, as wide as a desk and as a phone, in the folder SCREENSHOTS, if it is set."""
+    """Also screenshots, of a desk and of a phone, in the folder SCREENSHOTS if it is set."""
     folder, cases = pages
     assert {x["form"] for x in cases.values()} == {
         *("chat", "write", "classify", "search", "pictures", "pairs", "speech", "live")

@@ -92,9 +92,13 @@ test("a message that is too long is an error, and the conversation goes on", asy
   assert.deepEqual(await shown(page), [chat.messages[0], chat.answers[0]]);
 });
 
+// Loaded once, for the tests that call only model.js in it.
+let loaded;
+const plainPage = () => (loaded ??= browser.open("/"));
+
 for (const [name, { parts, tokens, rewound, stopped }] of Object.entries(files)) {
   test(`${name}: a session has the tokens of Python's`, async () => {
-    const page = await browser.open("/");
+    const page = await plainPage();
     const found = await page.evaluate(
       async ([name, parts, count, stop]) => {
         const { loadModel, sampler } = await import("/model.js");
@@ -164,7 +168,7 @@ for (const [name, { parts, tokens, rewound, stopped }] of Object.entries(files))
 }
 
 test("sampling has the distribution of Python's", async () => {
-  const page = await browser.open("/");
+  const page = await plainPage();
   const found = await page.evaluate(async (sampling) => {
     const { probabilities, sampler } = await import("/model.js");
     const computed = sampling.map(({ options, logits, tokens }) =>

@@ -90,26 +90,28 @@ async function loadingError(page, bytes) {
   });
 }
 
+// Loaded once, for the tests that call only model.js in it.
+let loaded;
+const plainPage = () => (loaded ??= ready("/"));
+
 for (const name of Object.keys(expected.tokens).filter((key) => key !== "int8")) {
   test(`${name}: tokens are those of Python, from ids that are`, async () => {
-    const page = await ready("/");
+    const page = await plainPage();
     const received = await generateAll(page, name, expected.texts);
     assert.deepEqual(received.ids, expected.ids);
     assert.deepEqual(received.tokens, expected.tokens[name]);
     assert.deepEqual(received.answers, expected.answers[name]);
     assert.ok(new Set(received.answers).size > 10); // or equality would say little
-    await page.context().close();
   });
 }
 
 test("int8 tokens are those of Python but for near-ties", async (t) => {
-  const page = await ready("/");
+  const page = await plainPage();
   const { answers } = await generateAll(page, "int8", expected.texts);
   const same = answers.filter((answer, i) => answer === expected.answers.int8[i]).length;
   t.diagnostic(`int8: ${same} of ${answers.length} answers are Python's`);
   // Different kernels round differently; most rows of even an untrained model have no near-tie.
   assert.ok(same >= 0.7 * answers.length);
-  await page.context().close();
 });
 
 test("two threads give the same float32 tokens", async () => {
@@ -122,14 +124,13 @@ test("two threads give the same float32 tokens", async () => {
 });
 
 test("questions asked at once are answered each", async () => {
-  const page = await ready("/");
+  const page = await plainPage();
   const answers = await page.evaluate(async (texts) => {
     const { loadModel } = await import("/model.js");
     const model = await loadModel("models/float32.tflite");
     return Promise.all(texts.map(async (text) => (await model.generate(text)).text));
   }, expected.texts);
   assert.deepEqual(answers, expected.answers.float32);
-  await page.context().close();
 });
 
 test("a date, a language and Enter give the date in ISO 8601 and the milliseconds", async () => {
@@ -189,7 +190,7 @@ test("texts that the model cannot read are refused in words", async () => {
 });
 
 test("damaged, foreign and missing files are refused in words", async () => {
-  const page = await ready("/");
+  const page = await plainPage();
   const flipped = Buffer.from(int8); // where the file can still be read, whatever its layout
   flipped[int8.indexOf('"tensorflow": "') + 15] ^= 1;
   for (const [bytes, words] of [
@@ -223,7 +224,6 @@ test("damaged, foreign and missing files are refused in words", async () => {
   ]) {
     assert.match(await loadingError(page, bytes), words);
   }
-  await page.context().close();
 
   for (const [bytes, words] of [
     [flipped, /checksum does not match/],
@@ -248,7 +248,7 @@ test("packages that are not installed are told", async () => {
 });
 
 test("no flipped byte goes through", async () => {
-  const page = await ready("/");
+  const page = await plainPage();
   let state = 1; // random, and the same every time
   for (let i = 0; i < 24; i++) {
     state = (state * 48271) % 2147483647;
@@ -257,7 +257,6 @@ test("no flipped byte goes through", async () => {
     bytes[i % 2 ? state % bytes.length : state % 4096] ^= 1 << (state % 8);
     assert.match(await loadingError(page, bytes), /^ModelError: /);
   }
-  await page.context().close();
 });
 
 test("the server keeps to its folders", async () => {
