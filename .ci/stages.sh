@@ -308,13 +308,16 @@ stage_chromium() {
     pytest -n 0 --fail-on-skip -m 'not slow' tests/examples/test_web*.py
 }
 
-# GPU files on LiteRT's own GPU delegate: Debian's Chromium brings SwiftShader, a Vulkan driver for CPUs.
+# GPU files of each kind on LiteRT's own GPU delegate: Debian's Chromium brings SwiftShader, a Vulkan driver for CPUs.
 stage_delegate() {
+    on_delegate
+}
+on_delegate() {
     local driver=/usr/lib/chromium/vk_swiftshader_icd.json
     debian chromium chromium || not_run "no chromium"
     ldconfig -p | grep -q 'libvulkan\.so\.1 ' || apt-get install -qq -y libvulkan1 > /dev/null || not_run "no libvulkan1"
     [[ -f $driver ]] || not_run "no SwiftShader in this chromium"
-    XDG_RUNTIME_DIR=$WORK VK_DRIVER_FILES=$driver pytest --dist load --fail-on-skip tests/export/test_gpu_delegate.py
+    XDG_RUNTIME_DIR=$WORK VK_DRIVER_FILES=$driver pytest --dist loadgroup --fail-on-skip "$@" tests/export/test_gpu_delegate.py
 }
 
 # sdist, a wheel built from it, and that wheel on the newest Python: the README's program, the command,

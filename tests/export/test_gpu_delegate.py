@@ -105,6 +105,22 @@ QUANTIZED = {
 }
 
 
+# Graphs like those of other cases: BERT's, a step of learned positions, ViT's, convolutions, and
+# what a file of two towers holds. `.ci/full` runs them, too.
+LOOK_ALIKES = {
+    *(f"{x}, predict" for x in ("electra", "albert", "roberta", "distilbert", "mpnet")),
+    *("clip_text_model, predict", "clip_vision_model, predict", "imagegpt, predict"),
+    *("transformer, predict", "dinov2_with_registers, predict", "flava_image_codebook, predict"),
+    *("gpt2", "bart", "bert, int8", "t5, float16", "llama, float16"),
+}
+assert {*CASES, *QUANTIZED} >= LOOK_ALIKES
+
+
+def cases(names):
+    """The cases to run; those that look like others on request."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in LOOK_ALIKES)) for name in names]
+
+
 @functools.cache
 def has_gpu(folder):
     """Whether the delegate finds a Vulkan driver."""
@@ -163,6 +179,8 @@ def results(gpu, tmp_path_factory):
     return results_of_graphs(tmp_path_factory.mktemp("graphs"))
 
 
+# The results are computed once, not by each worker.
+@pytest.mark.xdist_group("graphs")
 @pytest.mark.parametrize("case", REWRITTEN)
 def test_the_delegate_agrees_with_the_findings(results, case):
     """What `check` finds is refused or wrong; without findings, the graph is right."""
@@ -174,7 +192,7 @@ def test_the_delegate_agrees_with_the_findings(results, case):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_a_family_is_whole_and_right_on_the_delegate(gpu, case, tmp_path):
     make, arguments = CASES[case]
     path = tmp_path / "x.tflite"
@@ -199,7 +217,7 @@ def test_the_export_says_what_the_delegate_does(gpu, tmp_path):
     assert "GPU delegate, error relative to the largest value: prefill_4" in str(report)
 
 
-@pytest.mark.parametrize("case", QUANTIZED)
+@pytest.mark.parametrize("case", cases(QUANTIZED))
 def test_weights_of_eight_and_sixteen_bits_are_right(gpu, case, tmp_path):
     quantization, make, arguments = QUANTIZED[case]
     report = export_tflite(
