@@ -221,7 +221,6 @@ stage_examples() {
     example names --write de
     example digits
     example spoken_numbers
-    example live_numbers
     example contacts
 }
 
