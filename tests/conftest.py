@@ -191,7 +191,7 @@ def spare_graphs():
 
 @functools.cache
 def spare_compilations():
-    """Leaves out a third of what JAX does to run each operation of each shape for the first time.
+    """Leaves out a part of what JAX does to run each operation of each shape for the first time.
 
     Random numbers compile for the longest, and each weight of another shape draws its own: here all
     are the first of those of one shape. And MLIR, from which XLA compiles, loads all its dialects
@@ -212,10 +212,12 @@ def in_one_shape(draw):
 
     @functools.wraps(draw)
     def drawn(key, *args, shape=None, **options):
-        if args or shape is None or isinstance(key, jax.core.Tracer):
+        if args or shape is None or any(map(np.ndim, options.values())):
             return draw(key, *args, **({} if shape is None else {"shape": shape}), **options)
         size = math.prod(shape)
         many = draw(key, shape=(2 ** max(12, (size - 1).bit_length()),), **options)
+        if isinstance(many, jax.core.Tracer):
+            return draw(key, shape=shape, **options)
         return jax.numpy.asarray(np.asarray(many)[:size].reshape(shape))
 
     return drawn
