@@ -42,6 +42,7 @@ from keras_tfm.model_types import MODEL_TYPES, ModelType, names_of
 from keras_tfm.models import Model, resize_vocabulary, with_dtype
 from keras_tfm.models.dequantize import dequantize, is_quantized
 from keras_tfm.models.identity import is_functional
+from keras_tfm.models.quantization.state import quantization_of, set_quantization
 from keras_tfm.models.resize import position_tables, resize_positions, warn_of_new_rows
 from keras_tfm.models.without_storage import allocate, without_storage
 from keras_tfm.runtime.media.image_processor import ImageProcessor
@@ -478,7 +479,8 @@ def save_huggingface(
     Args:
         model: `keras.Model` made by a builder of `keras_tfm.models` for one of these families, with
             or without a head of `keras_tfm.models`. Weights in half precision become float32, and
-            LoRA adapters are merged; weights that `quantize` rounded are saved as floats.
+            LoRA adapters are merged. Rounded weights, of `models.enable_quantization`, of a
+            quantized checkpoint or of Keras's `quantize`, are saved as floats of the same values.
         folder: str or Path. Created if it does not exist; existing files of these names are
             replaced.
         end_id: int, the token at which `generate` of `transformers` stops. Default: the model's
@@ -563,12 +565,18 @@ def set_padding(model: Model, padding: str) -> None:
 
 
 def float32_model(model: keras.Model) -> keras.Model:
-    """The model with weights in float32: not rounded, with LoRA adapters merged."""
+    """The model with weights in float32: rounded ones as floats, with LoRA adapters merged."""
     if is_quantized(model):
         model = dequantize(model)
-    layers = sublayers(model)
-    if any(x.compute_dtype != "float32" or getattr(x, "lora_enabled", False) for x in layers):
+    layers, is_rounded = sublayers(model), quantization_of(model) is not None
+    is_adapted = any(getattr(x, "lora_enabled", False) for x in layers)
+    if is_rounded or is_adapted or any(x.compute_dtype != "float32" for x in layers):
         model = with_dtype(model, "float32")
+    known = quantization_of(model)
+    if known is not None:
+        for variable, grid in known.weights:
+            variable.assign(grid.straight_through(variable))
+        set_quantization(model, None)
     return model
 
 

@@ -198,10 +198,11 @@ class PeftTensors(AnyTensors):
 def check_no_adapters(folder: Path) -> None:
     """Raises if a folder has adapters."""
     if (folder / _CONFIG).is_file():
+        base = read_json(folder / _CONFIG).get("base_model_name_or_path")
         raise ValueError(
-            f"{folder} has adapters of PEFT ({_CONFIG}): give the folder of their base model, and "
-            "this one as peft= (in a shell --peft); for a base model in the same folder remove the "
-            "file"
+            f"{folder} has adapters of PEFT ({_CONFIG}): give the folder of their base model"
+            f"{f' ({base})' if base else ''}, and this one as peft= (in a shell --peft); for a "
+            "base model in the same folder remove the file"
         )
 
 

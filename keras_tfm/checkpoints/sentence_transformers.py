@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from keras_tfm.checkpoints.huggingface import (
     float32_model,
     load_huggingface,
     new_files,
+    read_config,
     save_huggingface,
     set_padding,
 )
@@ -52,6 +53,7 @@ ACTIVATIONS = {
 _MODULE_OF = {"Identity": "torch.nn.modules.linear"}
 # The settings of a transformer, in folders of all versions.
 _SETTINGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_MODULES = "modules.json"
 # What a module reads and writes.
 _VECTOR = "sentence_embedding"
 
@@ -61,6 +63,7 @@ def load_sentence_transformer(
     *,
     dimensions: int | None = None,
     max_seq_length: int | None = None,
+    peft: str | Path | None = None,
     **options: Any,
 ) -> models.Model:
     """Loads a folder saved by `sentence-transformers` as a Keras model of sentence embeddings.
@@ -81,6 +84,9 @@ def load_sentence_transformer(
         dimensions: int, the first numbers of each vector, before it is scaled to length 1: for
             models trained so (Matryoshka embeddings, arXiv:2205.13147). Default: all.
         max_seq_length: int, another one than the folder's.
+        peft: str or Path, the folder of LoRA adapters for the transformer, as in
+            `load_huggingface`. If sentence-transformers saved it, the modules, settings and
+            tokenizer are those of this folder, and `folder` may be one of transformers.
         **options: arguments of the builder, as in `load_huggingface`. A BERT is built without the
             input `segments`: a single text is segment 0.
 
@@ -116,13 +122,16 @@ def load_sentence_transformer(
     >>> model.head.kind, model.output.shape
     ('sentence_embedding', (None, 6))
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no such folder: {folder}")
-    file = folder / "modules.json"
+    base, folder = Path(folder), Path(folder)
+    for one in (folder, *([] if peft is None else [Path(peft)])):
+        if not one.is_dir():
+            raise FileNotFoundError(f"no such folder: {one}")
+    if peft is not None and (Path(peft) / _MODULES).is_file():
+        folder = Path(peft)
+    file = folder / _MODULES
     if not file.is_file():
         raise FileNotFoundError(
-            f"{folder} has no modules.json, so sentence-transformers did not save it; "
+            f"{folder} has no {_MODULES}, so sentence-transformers did not save it; "
             "load_huggingface loads folders of transformers"
         )
     modules = _modules(file)
@@ -139,7 +148,14 @@ def load_sentence_transformer(
     )
     dense = [folder / path for kind, path in modules if kind == "Dense"]
     settings = _transformer_settings(transformer)
-    family = FAMILIES.get(Config(transformer).text("model_type", ""))
+    if folder != base:
+        peft, weights = transformer, base
+        if (base / _MODULES).is_file():
+            weights = base / _modules(base / _MODULES)[0][1]
+    else:
+        weights = transformer
+    config = read_config(weights)
+    family = FAMILIES.get(config.text("model_type", ""))
     appended = False
     if family is not None:
         if "segments" in inspect.signature(family.builder).parameters:
@@ -148,8 +164,8 @@ def load_sentence_transformer(
         options = {"architecture": family.base or None, **options}
         if _is_decoder(family.builder) and "pad_id" not in options:
             size = options.get("vocabulary_size")
-            options["pad_id"], appended = _padding(transformer, folder, size)
-    model = load_huggingface(transformer, **options)
+            options["pad_id"], appended = _padding(config, (folder, transformer, weights), size)
+    model = load_huggingface(weights, peft=peft, **options)
     if appended:
         set_padding(model, "after_end")
     if max_seq_length is None:
@@ -269,18 +285,20 @@ def _is_decoder(builder: Callable[..., models.Model]) -> bool:
     )
 
 
-def _padding(transformer: Path, folder: Path, vocabulary_size: int | None) -> tuple[int, bool]:
+def _padding(
+    config: Config, folders: Sequence[Path], vocabulary_size: int | None
+) -> tuple[int, bool]:
     """The padding id of a folder's tokenizer, and whether the tokenizer appends it to each text.
 
     -1 if it has none: rows are then padded with -1, which is no token.
 
     Args:
-        transformer, folder: the folders of the decoder and of the whole model.
+        config: that of the decoder.
+        folders: those that may have the tokenizer, the first one first.
         vocabulary_size: int, the number of ids that the model is loaded with. None: the folder's.
     """
-    config = Config(transformer)
     pad_id = config.integer("pad_token_id", None, minimum=0)
-    place = next((x for x in (folder, transformer) if _has_tokenizer(x)), None)
+    place = next((x for x in folders if _has_tokenizer(x)), None)
     ids: list[int] = []
     if place is not None:
         tokenizer = load_tokenizer(place, vocabulary_size=vocabulary_size)

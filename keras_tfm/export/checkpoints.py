@@ -53,6 +53,8 @@ _NO_TEMPLATE = (
     "no chat template, as KerasHub has none: checkpoints.load_chat_template reads the one of a "
     "Hugging Face folder, and runtime.ChatTemplate makes one"
 )
+# The file of sentence-transformers with the modules of a folder.
+_MODULES = "modules.json"
 # What describes a .litertlm file.
 _OF_LITERTLM = ("tokenizer", "chat_template", "max_length", "start_id", "end_id")
 
@@ -128,6 +130,7 @@ def load_checkpoint(
     from keras_tfm.checkpoints.quantized.gguf_file import is_gguf
 
     if isinstance(model, keras.Model) or is_preset(Path(model)):
+        check_no_peft(model, peft)
         return _of_keras_hub(model, segments)
     folder = Path(model)
     if folder.suffix == ".keras" and not folder.is_dir():
@@ -135,12 +138,10 @@ def load_checkpoint(
             "expected a functional keras.Model, or a folder of transformers or KerasHub, got "
             f"{str(model)!r}: keras_tfm.load_model loads a .keras file"
         )
-    if (folder / "modules.json").is_file() and architecture is None:
-        if peft is not None:
-            raise ValueError(
-                f"{folder}: peft is for a folder of transformers, not of sentence-transformers"
-            )
-        return Checkpoint(checkpoints.load_sentence_transformer(folder), "folder", folder)
+    embedders = [x for x in (peft, folder) if x is not None and (Path(x) / _MODULES).is_file()]
+    if embedders and architecture is None:
+        loaded = checkpoints.load_sentence_transformer(folder, peft=peft)
+        return Checkpoint(loaded, "folder", Path(embedders[0]))
     config = read_config(folder)
     family = FAMILIES.get(str(config.fields.get("model_type")))
     known = () if family is None else inspect.signature(family.builder).parameters
@@ -165,6 +166,16 @@ def load_checkpoint(
                 raise ValueError(f"{error}; {_advice(folder)}") from error
     kind = "GGUF file" if is_gguf(folder) else "folder"
     return Checkpoint(opened.load(lazy), kind, folder, notes=notes)
+
+
+def check_no_peft(model: object, peft: str | Path | None) -> None:
+    """Raises if adapters are given for something else than the folder of their base model."""
+    if peft is not None:
+        shown = repr(str(model)) if isinstance(model, str | Path) else type(model).__name__
+        raise ValueError(
+            "peft is for the folder of a base model, of transformers or sentence-transformers, "
+            f"got peft={str(peft)!r} with {shown}"
+        )
 
 
 def _size_of_pictures(folder: Path) -> tuple[str, tuple[int, int] | None]:
@@ -214,16 +225,21 @@ def _of_keras_hub(model: keras.Model | str | Path, segments: bool | None) -> Che
     )
 
 
-def keras_model(model: Any, images: object = None) -> Any:
+def keras_model(model: Any, images: object = None, peft: str | Path | None = None) -> Any:
     """The Keras model of a folder or of KerasHub; anything else as it is.
 
     Args:
         model: what an export takes.
         images: the rules for pictures of a file, whose size the model of a folder gets.
+        peft: the adapters of an export.
+
+    Raises:
+        ValueError: adapters for a model that is no folder; or as `load_checkpoint`.
     """
     if not is_checkpoint(model):
+        check_no_peft(model, peft)
         return model
-    return load_checkpoint(model, image_size=size_of_images(images), lazy=None).model
+    return load_checkpoint(model, image_size=size_of_images(images), lazy=None, peft=peft).model
 
 
 def accept_checkpoints(
@@ -247,9 +263,10 @@ def accept_checkpoints(
             if not is_checkpoint(model):
                 return function(model, *args, **kwargs)  # type: ignore[arg-type]
             assert isinstance(model, keras.Model | str | Path)
-            given = {**dict(zip(names[1:], args, strict=False)), **kwargs}
+            given: Arguments = {**dict(zip(names[1:], args, strict=False)), **kwargs}
             size = size_of_images(given.get("images"))
-            checkpoint = load_checkpoint(model, image_size=size, lazy=None)
+            peft = given.pop("peft", None)
+            checkpoint = load_checkpoint(model, image_size=size, lazy=None, peft=peft)
             taken = export_arguments(checkpoint, given, is_litertlm)
             given |= taken.arguments
             known = {*names, *options.__annotations__}
@@ -401,7 +418,8 @@ def _take_folder(
     """What the files of a folder of transformers or sentence-transformers tell."""
     texts = _inputs_of_text(model)
     own: Arguments = getattr(model, "arguments", None) or {}
-    writes, ids = _writes(model), _ids(folder, own)
+    writes = _writes(model)
+    ids = _ids(folder, own) if writes else {}
     if writes and "signatures" not in given and not is_litertlm:
         made.take("signatures", _signatures(model, given))
     roles = made.arguments.get("signatures") or given.get("signatures") or []

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_tfm.arguments import check_not_negative
 from keras_tfm.export import files
-from keras_tfm.export.checkpoints import accept_checkpoints
+from keras_tfm.export.checkpoints import accept_checkpoints, check_no_peft
 from keras_tfm.export.graph.adapters import Placeholders, save_adapter, with_effect
 from keras_tfm.export.graph.conversion import ModelGroup, exportable
 from keras_tfm.export.member import make_member
@@ -55,6 +55,7 @@ def export_tflite(
     images: ImageProcessor | dict[str, ImageProcessor] | None = None,
     labels: Sequence[str] | None = None,
     separate_adapters: bool = False,
+    peft: str | Path | None = None,
     overwrite: bool = False,
     **arguments: Unpack[ExportArguments],
 ) -> Report:
@@ -125,6 +126,8 @@ def export_tflite(
             adapted projection computes x W + (x A) B with A and B in float32; without an adapter
             they are zeros. The model's ranks are the largest that the file takes. By default the
             model's adapters are merged into its weights. Not for "int8_full".
+        peft: str or Path, of a folder: the LoRA adapters that PEFT saved for it, which are merged
+            into its weights, as in `checkpoints.load_huggingface`.
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
         arguments: lengths, special tokens and strategy, documented in `ExportArguments` and
             `GenerationArguments`: `source_length`, `prompt_length`, `max_length`, `start_id`,
@@ -173,6 +176,7 @@ def export_tflite(
     (1, 5)
     """
     check_keywords(export_tflite, arguments, ExportArguments)
+    check_no_peft(model, peft)  # a folder's are merged by now
     path = Path(path)
     if isinstance(model, Mapping):
         of_one = {

@@ -11,8 +11,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from keras_tfm import export, models
-from keras_tfm.checkpoints import load_huggingface, save_huggingface
+from keras_tfm import export, generation, models, runtime
+from keras_tfm.checkpoints import (
+    load_huggingface,
+    load_sentence_transformer,
+    load_tokenizer,
+    save_huggingface,
+)
 from keras_tfm.export.checkpoints import load_checkpoint
 
 FOLDERS = Path(__file__).parents[2] / "tests/parity/peft"
@@ -302,6 +307,68 @@ def test_a_folder_of_adapters_alone_names_the_way_out(tmp_path):
 
 
 def test_other_models_take_no_adapters(tmp_path):
-    (tmp_path / "modules.json").write_text("[]")
-    with pytest.raises(ValueError, match="peft is for a folder of transformers, not of sentence-"):
-        load_checkpoint(tmp_path, peft=FOLDERS / "llama/adapter")
+    model = models.gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=8)
+    path, peft = tmp_path / "x.tflite", FOLDERS / "gpt2/adapter"
+    for take in (
+        lambda: export.export_tflite(model, path, peft=peft),
+        lambda: export.export_litertlm(model, path, peft=peft),
+        lambda: load_checkpoint(model, peft=peft),
+    ):
+        with pytest.raises(ValueError, match=r"^peft is for the folder of a base model.* Model$"):
+            take()
+    assert not path.exists()
+
+
+# Folders of sentence-transformers
+
+
+TEXTS = ["w1 w2 w3", "w4 w5"]
+EMBEDDER = FOLDERS / "embedder"
+
+
+def plain_embedder(folder):
+    """The folder of sentence-transformers for the base model."""
+    shutil.copytree(EMBEDDER / "base", folder)
+    for name in ("modules.json", "1_Pooling"):
+        source = EMBEDDER / "adapted" / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+    return folder
+
+
+def test_the_vectors_are_those_of_sentence_transformers(tmp_path):
+    """The base is of transformers or of sentence-transformers; so are the adapters."""
+    expected, embedder = np.load(EMBEDDER / "vectors.npy"), plain_embedder(tmp_path / "plain")
+    adapters = tmp_path / "adapters"
+    adapters.mkdir()
+    for file in (EMBEDDER / "adapted").glob("adapter_*"):
+        shutil.copy(file, adapters)
+    tokenizer = load_tokenizer(EMBEDDER / "adapted")
+    for base, peft in (
+        (EMBEDDER / "base", EMBEDDER / "adapted"),
+        (embedder, EMBEDDER / "adapted"),
+        (embedder, adapters),
+    ):
+        model = load_sentence_transformer(base, peft=peft)
+        found = generation.embed(model, TEXTS, tokenizer)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    without = generation.embed(load_sentence_transformer(embedder), TEXTS, tokenizer)
+    assert abs(without - expected).max() > 0.1
+
+
+def test_an_export_takes_the_adapters(tmp_path):
+    """And `verify`, for which the base alone is another model."""
+    base, path, peft = plain_embedder(tmp_path / "plain"), tmp_path / "x", EMBEDDER / "adapted"
+    export.export_tflite(base, path, peft=peft, verify=False)
+    expected = np.load(EMBEDDER / "vectors.npy")
+    np.testing.assert_allclose(runtime.load(path).embed(TEXTS), expected, atol=1e-5)
+    export.verify(base, path, peft=peft)
+    with pytest.raises(export.VerificationError, match="the file differs from"):
+        export.verify(base, path)
+    with pytest.raises(ValueError, match="peft is for the folder of a base model"):
+        export.verify(load_sentence_transformer(base), path, peft=peft)
+
+
+def test_an_embedder_s_adapters_alone_name_their_base():
+    for load in (load_sentence_transformer, load_huggingface, load_checkpoint):
+        with pytest.raises(ValueError, match=r"folder of their base model \(base\), .* as peft="):
+            load(EMBEDDER / "adapted")

@@ -1,14 +1,18 @@
 """Writes the folders of peft: small models of transformers, and adapters of PEFT for them.
 
-pip install peft transformers torch; python tests/parity/make_peft.py
+pip install peft sentence-transformers; python tests/parity/make_peft.py
 """
 
+import os
 from pathlib import Path
 
 import numpy as np
+import tokenizers
 import torch
 import transformers as t
 from peft import LoraConfig, get_peft_model
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 FOLDER = Path(__file__).parent / "peft"
 IDS = torch.tensor([[3, 4, 5, 6, 7]])
@@ -52,3 +56,24 @@ write(
     target_modules=["query", "word_embeddings"],
     bias="all",
 )
+
+# A folder of sentence-transformers: adapters beside modules, settings and tokenizer.
+words = ["[PAD]", "[UNK]", *(f"w{i}" for i in range(18))]
+splitter = tokenizers.Tokenizer(
+    tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]")
+)
+splitter.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+(FOLDER / "embedder").mkdir(exist_ok=True)
+os.chdir(FOLDER / "embedder")  # the adapters name their base model as it was given
+t.PreTrainedTokenizerFast(
+    tokenizer_object=splitter, unk_token="[UNK]", pad_token="[PAD]"
+).save_pretrained("base")
+torch.manual_seed(0)
+t.BertModel(bert).save_pretrained("base")
+embedder = SentenceTransformer(modules=[Transformer("base"), Pooling(8, "mean")])
+embedder.add_adapter(LoraConfig(r=2, lora_alpha=6, target_modules=["query", "dense"]))
+for weight_name, weight in embedder.named_parameters():
+    if "lora_" in weight_name:
+        weight.data += 0.3 * torch.randn_like(weight)
+embedder.save("adapted", create_model_card=False)
+np.save("vectors.npy", embedder.encode(["w1 w2 w3", "w4 w5"]))

@@ -10,7 +10,7 @@ import keras
 
 from keras_tfm.checkpoints.tokenizers.jinja_template import JinjaTemplate
 from keras_tfm.export import files
-from keras_tfm.export.checkpoints import accept_checkpoints
+from keras_tfm.export.checkpoints import accept_checkpoints, check_no_peft
 from keras_tfm.export.graph.adapters import Placeholders, save_adapter, with_effect
 from keras_tfm.export.graph.composites import mark_rms_norms
 from keras_tfm.export.graph.conversion import exportable
@@ -131,6 +131,7 @@ def export_litertlm(
     *,
     chat_template: ChatTemplate | JinjaTemplate | None = None,
     verify: bool = True,
+    peft: str | Path | None = None,
     overwrite: bool = False,
     **generation: Unpack[LiteRTLMArguments],
 ) -> Report:
@@ -181,6 +182,8 @@ def export_litertlm(
             token that it begins with is left out, since the runtime adds it. `next` should begin
             with the text of an end token, which the runtime keeps in the cache.
         verify: bool, whether to verify the file before it is kept. It needs `litert-lm-api`.
+        peft: str or Path, of a folder: the LoRA adapters that PEFT saved for it, which are merged
+            into its weights, as in `checkpoints.load_huggingface`.
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
         generation: lengths, special tokens, pictures and sampling, documented in
             `LiteRTLMArguments`: `max_length`, `start_id`, `end_id`, `prefill_lengths`, `strategy`,
@@ -228,6 +231,7 @@ def export_litertlm(
     ['prefill_32', 'decode']
     """
     check_keywords(export_litertlm, generation, LiteRTLMArguments)
+    check_no_peft(model, peft)  # a folder's are merged by now
     max_length, start_id = generation.get("max_length"), generation.get("start_id")
     accelerator = generation.get("accelerator", "cpu")
     if accelerator != "cpu":

@@ -167,6 +167,7 @@ def verify(
     tolerance: float | None = None,
     strategy: Strategy | None = None,
     adapter: str | Path | None = None,
+    peft: str | Path | None = None,
 ) -> Verification:
     """Runs every signature of a file and the model on the same inputs, and compares the results.
 
@@ -207,6 +208,7 @@ def verify(
         strategy: `Strategy`, the exported one; needed only if it is a custom one.
         adapter: str or Path, the adapter file with which the file runs, of a model with adapters;
             see `save_adapter`.
+        peft: str or Path, of a folder: the adapters with which it was exported.
 
     Raises:
         VerificationError: a signature exceeds a tolerance.
@@ -228,7 +230,7 @@ def verify(
     if tolerance not in (None, math.inf):
         check_not_negative("tolerance", tolerance)
     file = LoadedFile(path, adapter=adapter)
-    model = keras_model(model, file.manifest.images)
+    model = keras_model(model, file.manifest.images, peft)
     pairs = _pairs(model, file, inputs, merge_adapters=adapter is None)
     strategy = strategy or _strategy_of(file)
     comparison = Comparisons(
