@@ -9,7 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
-from compare import to_numpy
+from compare import assert_close, to_numpy
 from safetensors.numpy import save_file
 from small_exports import four_bit_matrices
 
@@ -228,6 +228,19 @@ def test_every_integer(case, tmp_path):
         for name in ("mlp.down_proj", "self_attn.o_proj"):
             wanted = tensors[f"model.layers.1.{name}"][0]
             assert any(np.array_equal(x, wanted) for x in stored), name
+
+
+def test_integers_are_saved_as_floats(tmp_path):
+    """Of the same values, offsets included, which transformers reads as those of any model."""
+    write_folder(tmp_path / "folder", "gptq-4-32-zeros")
+    with pytest.warns(UserWarning, match="8 of 10 matrices"):
+        model = checkpoints.load_huggingface(tmp_path / "folder")
+    checkpoints.save_huggingface(model, tmp_path / "saved")
+    again = checkpoints.load_huggingface(tmp_path / "saved")
+    assert quantization_of(again) is None
+    tokens = np.arange(12).reshape(2, 6)
+    assert_close(again(tokens), model(tokens), 1e-5)
+    assert quantization_of(model).is_published
 
 
 @pytest.mark.parametrize("case", ["compressed-4-32", "gptq-4-32-zeros"])

@@ -101,6 +101,8 @@ class LiteRTLMArguments(TypedDict, total=False):
         separate_adapters: bool, whether the file is a base for LoRA adapters of rank 16 or 32
             (`models.enable_lora`), which `save_litertlm_adapter` writes and an app chooses by
             LiteRT-LM's `LoraConfig`. By default the model's adapters are merged into its weights.
+        peft: str or Path, of a folder: the LoRA adapters that PEFT saved for it, as in
+            `export_tflite`.
 
     >>> from keras_tfm.export import LiteRTLMArguments
     >>> chat: LiteRTLMArguments = {"max_length": 1024, "start_id": 1, "end_id": [2, 107]}
@@ -119,6 +121,7 @@ class LiteRTLMArguments(TypedDict, total=False):
     accelerator: str
     cache: str
     separate_adapters: bool
+    peft: str | Path | None
 
 
 @accept_checkpoints(LiteRTLMArguments, is_litertlm=True)
@@ -131,7 +134,6 @@ def export_litertlm(
     *,
     chat_template: ChatTemplate | JinjaTemplate | None = None,
     verify: bool = True,
-    peft: str | Path | None = None,
     overwrite: bool = False,
     **generation: Unpack[LiteRTLMArguments],
 ) -> Report:
@@ -182,14 +184,12 @@ def export_litertlm(
             token that it begins with is left out, since the runtime adds it. `next` should begin
             with the text of an end token, which the runtime keeps in the cache.
         verify: bool, whether to verify the file before it is kept. It needs `litert-lm-api`.
-        peft: str or Path, of a folder: the LoRA adapters that PEFT saved for it, which are merged
-            into its weights, as in `checkpoints.load_huggingface`.
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
         generation: lengths, special tokens, pictures and sampling, documented in
             `LiteRTLMArguments`: `max_length`, `start_id`, `end_id`, `prefill_lengths`, `strategy`,
             `keep_float`, `keep_int8`, `tolerance`, `source_length`, `images`, `accelerator`,
-            `cache`, `separate_adapters`. `max_length` and `end_id` are required of a model that
-            writes.
+            `cache`, `separate_adapters`, `peft`. `max_length` and `end_id` are required of a model
+            that writes.
 
     Returns:
         A report, as of `export_tflite`. In its verification, the row "LiteRT-LM" compares the text
@@ -231,7 +231,7 @@ def export_litertlm(
     ['prefill_32', 'decode']
     """
     check_keywords(export_litertlm, generation, LiteRTLMArguments)
-    check_no_peft(model, peft)  # a folder's are merged by now
+    check_no_peft(model, generation.get("peft"))  # a folder's are merged by now
     max_length, start_id = generation.get("max_length"), generation.get("start_id")
     accelerator = generation.get("accelerator", "cpu")
     if accelerator != "cpu":
