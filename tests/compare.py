@@ -22,3 +22,10 @@ def assert_close(actual, expected, tolerance):
     assert actual.shape == expected.shape
     scale = max(1.0, np.abs(expected).max(initial=0.0))
     np.testing.assert_allclose(actual, expected, rtol=0.0, atol=tolerance * scale, equal_nan=False)
+
+
+def assert_best(logits, tokens, tolerance):
+    """Each token (B, T) has the largest of its logits (B, T, V), as close as `assert_close`."""
+    logits, tokens = to_numpy(logits), to_numpy(tokens)
+    chosen = np.take_along_axis(logits, tokens[..., np.newaxis], -1)[..., 0]
+    assert_close(chosen, logits.max(-1), tolerance)

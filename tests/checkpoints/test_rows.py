@@ -261,7 +261,10 @@ def test_an_offset_of_large_and_small_numbers_inverts():
     model = model_of(RMSNormalization(name="norm"), 5)
     (entry,) = entries(rms_norm("norm", "norm", offset=1.0), model, "test")
     assert isinstance(entry, Entry) and isinstance(entry.transform, Offset)
-    entry.save(np.array([1e-9, -1.0, 300.0, 1e6, -1e-4], "float32"))
+    values = np.array([1e-9, -1.0, 300.0, 1e6, -1e-4], "float32")
+    (saved,) = entry.save(values).values()
+    np.testing.assert_array_equal(saved, values - np.float32(1))
+    np.testing.assert_allclose(entry.load([saved]), values, rtol=1e-6, atol=1e-7)
 
 
 # Square matrices: a missing transposition has the right shape

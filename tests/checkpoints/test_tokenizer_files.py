@@ -154,7 +154,8 @@ def test_a_vocabulary_of_another_embedding_is_refused(size, tmp_path):
 @pytest.mark.parametrize("size", [250, 256, 250 + 1024])
 def test_rows_may_be_rounded_up(size, tmp_path):
     config = json.dumps({"model_type": "bert", "vocab_size": size})
-    load_tokenizer(changed(tmp_path, "bert", config__json=config))
+    tokenizer = load_tokenizer(changed(tmp_path, "bert", config__json=config))
+    assert tokenizer.to_str() == load_tokenizer(FOLDER / "bert").to_str()
 
 
 def test_a_folder_needs_no_configuration(tmp_path):

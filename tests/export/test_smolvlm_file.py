@@ -58,7 +58,8 @@ def test_rules_and_template_of_the_folder(folder):
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_rounded_weights_are_verified(quantization, tmp_path):
     report = export(tmp_path / "x.tflite", quantization=quantization, tolerance=0.5)
-    assert report.verification is not None
+    for check in report.verification.checks:  # rounded, and as far as rounding goes
+        assert check.graph_error <= 1e-3 < check.relative_error < 0.5, check.signature
     assert isinstance(runtime.load(report.path).caption(PICTURES[0], prompt="Why?"), str)
 
 

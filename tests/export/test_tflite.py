@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
+from compare import assert_close, to_numpy
 from grids import first_of
 from keras import layers
 from small_exports import (
@@ -326,8 +327,11 @@ def test_several_outputs_keep_their_names(tmp_path, outputs, names):
     a, b = layers.Dense(3, name="one")(x), layers.Dense(5, name="two")(x)
     model = keras.Model(x, outputs(a, b))
     export_tflite(model, tmp_path / "model.tflite")
-    actual = runtime.load(tmp_path / "model.tflite").predict(np.ones((1, 4)))
-    assert {name: y.shape for name, y in actual.items()} == {names[0]: (1, 3), names[1]: (1, 5)}
+    row = np.array([[1.0, -2.0, 3.0, 0.5]], "float32")
+    actual = runtime.load(tmp_path / "model.tflite").predict(row)
+    assert [*actual] == names
+    for name, layer in zip(names, ("one", "two"), strict=True):
+        assert_close(actual[name], row @ to_numpy(model.get_layer(layer).kernel), 1e-6)
 
 
 def test_no_output_is_lost(tmp_path):

@@ -99,15 +99,9 @@ def test_a_model_learns_the_same_inside_a_remat_scope_under_xla():
     np.testing.assert_allclose(losses(scope, 0.3, jit=True), losses(None, 0.3, jit=True), rtol=1e-4)
 
 
-@tensorflow_only
-@pytest.mark.parametrize("recomputed", [False, True])
-def test_a_remat_scope_keeps_nothing_but_the_input(recomputed):
-    """What the backward pass takes from the forward one: tensors (B, T, F) are made again."""
+def count_relus(layer):
+    """How often a step of training computes the activation of a network."""
     import tensorflow as tf
-
-    with keras.RematScope() if recomputed else contextlib.nullcontext():
-        layer = FeedForward(F)
-    layer.build((B, T, D))
 
     @tf.function
     def step(x):
@@ -116,8 +110,17 @@ def test_a_remat_scope_keeps_nothing_but_the_input(recomputed):
         return tape.gradient(y, [v.value for v in layer.trainable_variables])
 
     graph = step.get_concrete_function(tf.TensorSpec((B, T, D))).graph
-    relus = [operation for operation in graph.get_operations() if operation.type == "Relu"]
-    assert len(relus) == 1 + recomputed
+    return sum(operation.type == "Relu" for operation in graph.get_operations())
+
+
+@tensorflow_only
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_a_remat_scope_keeps_nothing_but_the_input(recomputed):
+    """What the backward pass takes from the forward one: tensors (B, T, F) are made again."""
+    with keras.RematScope() if recomputed else contextlib.nullcontext():
+        layer = FeedForward(F)
+    layer.build((B, T, D))
+    assert count_relus(layer) == 1 + recomputed
 
 
 @pytest.mark.parametrize("mode", ["full", "larger than a token"])
@@ -138,15 +141,13 @@ def test_stepping_and_the_probe_work_inside_a_remat_scope(mode):
     assert list(scope.cache)
 
 
+@tensorflow_only
 def test_a_layer_made_outside_of_the_scope_stays_as_it_is():
     """Keras decides where a layer is made, not where it is called."""
     layer = FeedForward(F)
-    x = keras.Input((T, D))
+    layer.build((B, T, D))
     with keras.RematScope():
-        y = layer(x)
-    model = keras.Model(x, y)
-    model.compile("sgd", "mse")
-    assert np.isfinite(model.fit(TARGETS, TARGETS, verbose=0).history["loss"][0])
+        assert count_relus(layer) == 1
 
 
 # LoRA and quantization

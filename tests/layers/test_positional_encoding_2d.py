@@ -64,7 +64,8 @@ def test_of_a_size_that_is_not_known():
 
 
 def test_width_is_that_of_the_input():
-    assert PositionalEncoding2D()(np.zeros((1, 2, 3, 8))).shape == (1, 2, 3, 8)
+    found = PositionalEncoding2D()(np.zeros((1, 2, 3, 8)))
+    assert_close(found, expected(2, 3, dim=8)[np.newaxis], CONSTANT)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
