@@ -13,6 +13,7 @@ Example, with a model that is none of these:
 'x.tflite'
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -66,6 +67,7 @@ class _HasNotes(Protocol):
 M = TypeVar("M")
 P = ParamSpec("P")
 R = TypeVar("R", bound=_HasNotes)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Checkpoint:
         model: `keras.Model`.
         source: str, what it was: "folder", "GGUF file", "preset" or "task".
         folder: Path, the folder of transformers or GGUF file; None otherwise.
+        adapters: Path, the folder of PEFT's adapters, whose tokenizer and chat template come first.
         preprocessing: `checkpoints.Preprocessing` of KerasHub's preprocessor; None: there is none.
         preprocessing_error: str, why a preprocessor cannot be stored; None if it can.
         notes: list of str, what differs from the model of KerasHub, or from `config.json`.
@@ -84,6 +87,7 @@ class Checkpoint:
     model: keras.Model
     source: str
     folder: Path | None = None
+    adapters: Path | None = None
     preprocessing: Any = None
     preprocessing_error: str | None = None
     notes: list[str] = field(default_factory=list)
@@ -165,7 +169,8 @@ def load_checkpoint(
             except ValueError as error:
                 raise ValueError(f"{error}; {_advice(folder)}") from error
     kind = "GGUF file" if is_gguf(folder) else "folder"
-    return Checkpoint(opened.load(lazy), kind, folder, notes=notes)
+    adapters = None if peft is None else Path(peft)
+    return Checkpoint(opened.load(lazy), kind, folder, adapters, notes=notes)
 
 
 def check_no_peft(model: object, peft: str | Path | None) -> None:
@@ -353,7 +358,7 @@ def export_arguments(checkpoint: Checkpoint, given: Arguments, is_litertlm: bool
     if checkpoint.folder is None:
         _take_preprocessing(made, checkpoint, given, is_litertlm)
     else:
-        _take_folder(made, checkpoint.folder, checkpoint.model, given, is_litertlm)
+        _take_folder(made, checkpoint, checkpoint.folder, given, is_litertlm)
     prompt = given.get("default_prompt", made.arguments.get("default_prompt"))
     if prompt and "prompt_length" not in {**given, **made.arguments} and not is_litertlm:
         made.arguments["prompt_length"] = len(prompt)
@@ -413,9 +418,11 @@ def _take_preprocessing(
 
 
 def _take_folder(
-    made: Taken, folder: Path, model: keras.Model, given: Arguments, is_litertlm: bool
+    made: Taken, checkpoint: Checkpoint, folder: Path, given: Arguments, is_litertlm: bool
 ) -> None:
     """What the files of a folder of transformers or sentence-transformers tell."""
+    model = checkpoint.model
+    folders = [x for x in (checkpoint.adapters, folder) if x is not None]
     texts = _inputs_of_text(model)
     own: Arguments = getattr(model, "arguments", None) or {}
     writes = _writes(model)
@@ -423,10 +430,10 @@ def _take_folder(
     if writes and "signatures" not in given and not is_litertlm:
         made.take("signatures", _signatures(model, given))
     roles = made.arguments.get("signatures") or given.get("signatures") or []
-    _take_tokenizers(made, folder, texts, given, writes)
+    _take_tokenizers(made, folders, texts, given, writes)
     has_tokenizer = "tokenizer" in given or "tokenizer" in made.arguments
     if writes and "chat_template" not in given and len(texts) == 1 and has_tokenizer:
-        _take_template(made, folder, model, is_litertlm)
+        _take_template(made, folders, model, is_litertlm)
     reads_placeholders = any(x.placeholder for x in interface_of(model).inputs.values())
     if "images" not in given and (reads_placeholders or not is_litertlm):
         _take_images(made, folder, model)
@@ -477,27 +484,37 @@ def _ids(folder: Path, own: Arguments) -> Arguments:
     return ids
 
 
+def _first(folders: Sequence[Path], load: Callable[[Path], T]) -> T:
+    """What `load` finds in the first folder that has it; FileNotFoundError if none does."""
+    for folder in folders[:-1]:
+        with contextlib.suppress(FileNotFoundError):
+            return load(folder)
+    return load(folders[-1])
+
+
 def _take_tokenizers(
-    made: Taken, folder: Path, texts: list[str], given: Arguments, writes: bool
+    made: Taken, folders: Sequence[Path], texts: list[str], given: Arguments, writes: bool
 ) -> None:
     from keras_tfm import checkpoints
 
     if not texts or "tokenizer" in given:
         return
     try:
-        tokenizer = checkpoints.load_tokenizer(folder)
+        tokenizer = _first(folders, checkpoints.load_tokenizer)
     except FileNotFoundError:
         made.say("no tokenizer, which it lacks: the file takes ids")
         return
     value: Arguments = dict.fromkeys(texts, tokenizer)
-    if "target" in value and "detokenizer" not in given and (folder / "target.spm").is_file():
-        value["target"] = checkpoints.load_tokenizer(folder, target=True)
+    if "target" in value and "detokenizer" not in given and (folders[-1] / "target.spm").is_file():
+        value["target"] = checkpoints.load_tokenizer(folders[-1], target=True)
     made.take("tokenizer", tokenizer if len(texts) == 1 and writes else value)
 
 
-def _take_template(made: Taken, folder: Path, model: keras.Model, is_litertlm: bool) -> None:
+def _take_template(
+    made: Taken, folders: Sequence[Path], model: keras.Model, is_litertlm: bool
+) -> None:
     try:
-        template = read_template(folder, model, is_litertlm)
+        template = _first(folders, lambda folder: read_template(folder, model, is_litertlm))
     except FileNotFoundError:
         return
     except ValueError as error:  # a file without it still continues texts

@@ -18,11 +18,12 @@ from keras_tfm.checkpoints import (
     load_tokenizer,
     save_huggingface,
 )
-from keras_tfm.export.checkpoints import load_checkpoint
+from keras_tfm.export.checkpoints import export_arguments, load_checkpoint
 
 FOLDERS = Path(__file__).parents[2] / "tests/parity/peft"
 IDS = np.array([[3, 4, 5, 6, 7]])
 NAMES = ("llama", "gpt2", "bert")
+EMBEDDER = FOLDERS / "embedder"
 
 
 def logits(model):
@@ -319,11 +320,23 @@ def test_other_models_take_no_adapters(tmp_path):
     assert not path.exists()
 
 
+def test_a_tokenizer_beside_the_adapters_comes_first(tmp_path):
+    """As TRL saves it with its chat template. The base's if there is none."""
+    base, peft = (shutil.copytree(FOLDERS / "llama" / x, tmp_path / x) for x in ("base", "adapter"))
+    content = (EMBEDDER / "base/tokenizer.json").read_text()
+    for folder, word in ((base, "old"), (peft, "new")):
+        (folder / "tokenizer.json").write_text(content.replace("w5", word))
+        template = f"{{% for m in messages %}}{word}{{{{ m['content'] }}}}{{% endfor %}}"
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        taken = export_arguments(load_checkpoint(base, peft=peft), {}).arguments
+        assert taken["chat_template"].first == word
+        assert taken["tokenizer"].token_to_id(word) == 7
+
+
 # Folders of sentence-transformers
 
-
 TEXTS = ["w1 w2 w3", "w4 w5"]
-EMBEDDER = FOLDERS / "embedder"
 
 
 def plain_embedder(folder):
