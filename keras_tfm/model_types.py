@@ -122,6 +122,10 @@ MODEL_TYPES = (
         padding="`pad_token_id`, usually 128001",
     ),
     ModelType(
+        "opt", "OPT", "decoders.gpt:OPT", "gpt", "decoder",
+        arguments={"position_offset": 2}, tokenizer="GPT2Tokenizer",
+    ),
+    ModelType(
         "openai-gpt", "GPT", "decoders.gpt:GPT1", "gpt", "decoder",
         arguments={"normalize_first": False}, tokenizer="OpenAIGPTTokenizer",
     ),
@@ -139,7 +143,7 @@ MODEL_TYPES = (
     ),
     ModelType(
         "gpt2", "GPT-2", "decoders.gpt:GPT2", "gpt", "decoder",
-        vocabularies={"": 50257, "gpt1": 40478}, tokenizer="GPT2Tokenizer",
+        vocabularies={"": 50257, "gpt1": 40478, "opt": 50272}, tokenizer="GPT2Tokenizer",
     ),
     ModelType(
         "qwen3_5_text", "Qwen3.5 (text)", "decoders.qwen3_5:QWEN3_5", "qwen3_5", "decoder",

@@ -46,8 +46,9 @@ def own_options():
         "mpnet": {"pad_id": 1},
         "gte": {"activation": "gelu", "activation_dropout": 0.0},
         "eurobert": {"pad_id": 0, "attention_bias": True},
-        "openai-gpt": {"intermediate_dim": 4 * dim},  # n_inner is unknown to transformers
-        "gpt_neo": {"windows": [None, 4]},
+        "gpt2": {"embedding_dim": None},
+        "openai-gpt": {"embedding_dim": None, "intermediate_dim": 4 * dim},  # n_inner is unknown to transformers
+        "gpt_neo": {"embedding_dim": None, "windows": [None, 4]},
         "mistral": {"windows": 4},
         "ministral3": {"rope_scaling": layers.YaRNScaling(4.0, 3)},
         "gemma2": {**gemma2, "attention_logit_soft_cap": 2.0},

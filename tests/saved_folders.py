@@ -46,6 +46,12 @@ OPTIONS = {
         "architecture": "MobileBertForSequenceClassification",
     },
     "gpt2, scaled by layer": {"scale_scores_by_layer": True, "tie_output": False},
+    "opt, post-norm, untied": {
+        "normalize_first": False, "tie_output": False, "activation": "gelu",
+    },
+    "opt, one width, no biases": {
+        "embedding_dim": None, "attention_bias": False, "feed_forward_bias": False,
+    },
     "qwen2, windows": {"windows": [None, 4]},
     "qwen2, bidirectional, version 5": {"causal": False, "pad_id": 0, "windows": [None, 4]},
     "qwen3, tied": {"tie_output": True},

@@ -1,4 +1,4 @@
-"""GPT and GPT-2 checkpoints: tensor names, configuration and heads."""
+"""Checkpoints of GPT, GPT-2 and OPT: tensor names, configuration and heads."""
 
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     is_tied,
     read_pad_id,
 )
-from keras_tfm.checkpoints.family import Family
+from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
 from keras_tfm.layers import gelu_tanh
@@ -21,8 +21,10 @@ from keras_tfm.layers import gelu_tanh
 _dense = partial(dense, transposed=False)
 # "<|endoftext|>" in GPT-2's own vocabulary.
 END = 50256
+_OPT_EMBEDDING = "decoder.embed_tokens.weight"
 
-
+# Values of arguments that only OPT has.
+OF_OPT: Arguments = {"embedding_dim": None, "feed_forward_bias": True, "position_offset": 0}
 ALIASES = {
     "max_position_embeddings": "n_positions", "hidden_size": "n_embd",
     "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
@@ -107,7 +109,7 @@ def _common_fields(model: models.Model, architecture: str) -> Fields:
 
 
 def _fields_of_gpt2(model: models.Model, architecture: str) -> Fields:
-    check_saved(model, "GPT-2", windows=None, attention_bias=True)
+    check_saved(model, "GPT-2", windows=None, attention_bias=True, **OF_OPT)
     given = model.arguments
     is_own = given["vocabulary_size"] == END + 1
     return {
@@ -134,6 +136,7 @@ def _fields_of_gpt1(model: models.Model, architecture: str) -> Fields:
         scale_scores_by_layer=False,
         windows=None,
         attention_bias=True,
+        **OF_OPT,
     )
     name = activation_name(given["activation"])
     if name not in ("gelu_new", "relu", "silu"):
@@ -184,4 +187,108 @@ GPT1 = _family(
     normalize_first=False,
     arguments=_arguments_of_gpt1,
     fields=_fields_of_gpt1,
+)
+
+
+_OFFSET, _OPT_EPSILON = 2, 1e-5
+
+
+def _opt_table(model: models.Model) -> tuple[Row, ...]:
+    layer, path = "decoder.layers.{i}", "decoder_{i}"
+    attention = f"{layer}.self_attn"
+    joined = tuple(f"{attention}.{x}_proj" for x in "qkv")
+    return (
+        Row("embedding/embeddings", (_OPT_EMBEDDING,)),
+        Row("positions/positions", ("decoder.embed_positions.weight",)),
+        *dense("embedding_projection", "decoder.project_in", bias=False),
+        *dense(f"{path}/self_attention/query_key_value", *joined),
+        *dense(f"{path}/self_attention/output_projection", f"{attention}.out_proj"),
+        *norm(f"{path}/self_attention_residual/norm", f"{layer}.self_attn_layer_norm"),
+        *dense(f"{path}/feed_forward/inner", f"{layer}.fc1"),
+        *dense(f"{path}/feed_forward/outer", f"{layer}.fc2"),
+        *norm(f"{path}/feed_forward_residual/norm", f"{layer}.final_layer_norm"),
+        *norm("decoder_norm", "decoder.final_layer_norm"),
+        *dense("features_projection", "decoder.project_out", bias=False),
+        *dense("output", "lm_head", bias=False, head=True),
+        *dense("classifier", "score", bias=False, head=True),
+        *dense("span", "qa_outputs", head=True),
+    )
+
+
+def _arguments_of_opt(config: Config, named: Named) -> Arguments:
+    normalize_first = config.flag("do_layer_norm_before", True)
+    config.only(layer_norm_elementwise_affine=True, is_causal=True)
+    if normalize_first:  # post-norm blocks have no norm after the last one
+        config.only(_remove_final_layer_norm=False)
+    bias, dim = config.flag("enable_bias", True), config.integer("hidden_size", 768)
+    embedding_dim = config.integer("word_embed_proj_dim", None)
+    return {
+        "vocabulary_size": config.integer("vocab_size", 50272),
+        "dim": dim,
+        "num_layers": config.integer("num_hidden_layers", 12, maximum=1000),
+        "num_heads": config.integer("num_attention_heads", 12),
+        "intermediate_dim": config.integer("ffn_dim", 3072),
+        "embedding_dim": None if embedding_dim == dim else embedding_dim,
+        "dropout": config.number("dropout", 0.1, 1),
+        "attention_dropout": config.number("attention_dropout", 0.0, 1),
+        "embedding_dropout": 0.0,
+        "activation": config.activation("activation_function", "relu"),
+        "normalize_first": normalize_first,
+        "max_length": config.integer("max_position_embeddings", 2048),
+        "attention_bias": bias,
+        "feed_forward_bias": bias,
+        "position_offset": _OFFSET,
+        "tie_output": is_tied(config, named, True, _OPT_EMBEDDING),
+        "pad_id": read_pad_id(config, named, 1),
+    }
+
+
+def _fields_of_opt(model: models.Model, architecture: str) -> Fields:
+    given = model.arguments
+    bias, dropout = given["feed_forward_bias"], given["dropout"]
+    check_saved(
+        model, "OPT", position_offset=_OFFSET, attention_bias=bias, windows=None,
+        layer_norm_epsilon=_OPT_EPSILON, scale_scores=True, scale_scores_by_layer=False,
+    )  # fmt: skip
+    embedding_dropout = given["embedding_dropout"]
+    if (dropout if embedding_dropout is None else embedding_dropout) != 0.0:
+        check_saved(model, "OPT", embedding_dropout=0.0)
+    attention = given["attention_dropout"]
+    return {
+        "pad_token_id": None,  # the default must be in the vocabulary; a classifier's is
+        "vocab_size": given["vocabulary_size"],
+        "hidden_size": given["dim"],
+        "num_hidden_layers": given["num_layers"],
+        "num_attention_heads": given["num_heads"],
+        "ffn_dim": given["intermediate_dim"],
+        "word_embed_proj_dim": given["embedding_dim"] or given["dim"],
+        "dropout": dropout,
+        "attention_dropout": dropout if attention is None else attention,
+        "activation_function": activation_name(given["activation"]),
+        "do_layer_norm_before": given["normalize_first"],
+        "max_position_embeddings": given["max_length"],
+        "enable_bias": bias,
+        "tie_word_embeddings": given["tie_output"],
+        **classifier_fields(model, architecture),
+    }
+
+
+OPT = Family(
+    model_type="opt",
+    builder=models.gpt,
+    table=_opt_table,
+    arguments=_arguments_of_opt,
+    fields=_fields_of_opt,
+    architectures={
+        **architectures("OPT", "OPTForCausalLM", "OPTModel"),
+        "OPTForQuestionAnswering": Architecture(
+            lambda model, config: models.question_answering(model),
+            "question_answering",
+            prefixes=("qa_outputs.",),
+        ),
+    },
+    # Models that were saved earlier do not have the argument.
+    is_of=lambda model: bool(model.arguments.get("position_offset")),
+    names=Names(prefix="model.", aliases={"lm_head.weight": _OPT_EMBEDDING}),
+    base="OPTModel",
 )

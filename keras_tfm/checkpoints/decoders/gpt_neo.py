@@ -10,6 +10,7 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     read_pad_id,
     window_of,
 )
+from keras_tfm.checkpoints.decoders.gpt import OF_OPT
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
@@ -93,6 +94,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         attention_bias=(["output"], ("output",), {"output"}),
         scale_scores=False,
         scale_scores_by_layer=False,
+        **OF_OPT,
     )
     given = model.arguments
     window, each = window_of(model)

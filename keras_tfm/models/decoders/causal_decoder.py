@@ -11,6 +11,7 @@ from keras import ops
 from keras_tfm.layers import (
     FeedForward,
     MultiHeadSelfAttention,
+    OutputBias,
     Residual,
     RMSNormalization,
     RotaryEmbedding,
@@ -34,10 +35,12 @@ class CausalDecoder:
 
     Attributes:
         name: str, the model's name.
+        embedding_dim: int, width of the embeddings and of the features (E). Default: `dim`.
         scale_embedding: bool or float, see `scale` of `TokenEmbedding`.
         logits_scaling: float, logits are divided by it.
         soft_cap: float, logits become soft_cap tanh(logits / soft_cap). Default: as they are.
         output_size: int, number of logits without `tie_output`. Default: `vocabulary_size`.
+        output_bias: bool, whether the logits have a bias.
     """
 
     vocabulary_size: int
@@ -48,10 +51,12 @@ class CausalDecoder:
     tie_output: bool = True
     windows: int | Sequence[int | None] | None = None
     pad_id: int | None = None
+    embedding_dim: int | None = None
     scale_embedding: bool | float = False
     logits_scaling: float = 1.0
     soft_cap: float | None = None
     output_size: int | None = None
+    output_bias: bool = False
 
     def build(
         self,
@@ -60,6 +65,7 @@ class CausalDecoder:
         norm: keras.layers.Layer | None = None,
         stack: Callable[[Tensor, Tensor, list[keras.layers.Layer]], Tensor] | None = None,
         others: Mapping[str, Tensor] | None = None,
+        transform: Callable[[Tensor], Tensor] | None = None,
     ) -> Model:
         """The model from `tokens` to logits.
 
@@ -70,6 +76,8 @@ class CausalDecoder:
             stack: function of the token ids, the embedded tokens and the blocks that returns the
                 result of the last block. Default: each block is given the result of the one before.
             others: the other inputs by name, which `stack` reads; the tokens are then `target`.
+            transform: function of the features that returns what the logits are computed from.
+                Default: the features.
         """
         if self.num_layers < 1:
             raise ValueError(f"num_layers must be at least 1, got {self.num_layers}")
@@ -77,7 +85,7 @@ class CausalDecoder:
         tokens = keras.Input((None,), dtype="int32", name="target" if others else "tokens")
         embedding = TokenEmbedding(
             self.vocabulary_size,
-            self.dim,
+            self.embedding_dim or self.dim,
             scale=self.scale_embedding,
             mask_id=self.pad_id,
             padding="ends",
@@ -85,7 +93,7 @@ class CausalDecoder:
             dtype=self.dtype,
             name="embedding",
         )
-        x = embedding(tokens)
+        x = self._project(embedding(tokens), self.dim, "embedding_projection")
         if positions is not None:
             x = positions(x)
         blocks = [block(i, window) for i, window in enumerate(windows)]
@@ -96,9 +104,12 @@ class CausalDecoder:
                 x = layer(x)
         if norm is not None:
             x = norm(x)
+        x = self._project(x, self.embedding_dim or self.dim, "features_projection")
         names = [layer.name for layer in blocks]
         x = Marker("features", embedding="embedding", blocks=names, dtype=self.dtype)(x)
         x = Marker("head", "language_model", dtype=self.dtype)(x)
+        if transform is not None:
+            x = transform(x)
         if self.tie_output:
             logits = embedding(x, reverse=True)
         else:
@@ -109,12 +120,22 @@ class CausalDecoder:
                 dtype=self.dtype,
                 name="output",
             )(x)
+        if self.output_bias:
+            logits = OutputBias(dtype=self.dtype, name="output_bias")(logits)
         if self.logits_scaling != 1.0:
             logits = logits / self.logits_scaling
         if self.soft_cap is not None:
             logits = self.soft_cap * ops.tanh(logits / self.soft_cap)
         inputs = {**others, "target": tokens} if others else tokens
         return Model(inputs, logits, name=self.name)
+
+    def _project(self, x: Tensor, dim: int, name: str) -> Tensor:
+        """(..., X) -> (..., dim), by a dense layer without bias if X is another width."""
+        if self.embedding_dim in (None, self.dim):
+            return x
+        return keras.layers.Dense(
+            dim, use_bias=False, kernel_initializer=initializer(), dtype=self.dtype, name=name
+        )(x)
 
 
 @dataclass(frozen=True, kw_only=True)

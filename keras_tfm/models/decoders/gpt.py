@@ -1,9 +1,10 @@
-"""GPT: "Improving Language Understanding by Generative Pre-Training", GPT-2, GPT-3, GPT-Neo."""
+"""GPT: "Improving Language Understanding by Generative Pre-Training", GPT-2, 3 and Neo, OPT."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from keras_tfm.layers import (
+    FeedForward,
     LayerNormalization,
     MultiHeadSelfAttention,
     PositionEmbedding,
@@ -22,6 +23,13 @@ def _size(dim: int, num_layers: int, num_heads: int, max_length: int, **more: An
 
 
 _NEO: Arguments = {"scale_scores": False, "attention_bias": ["output"], "dropout": 0.0}
+_OPT: Arguments = {"activation": "relu", "position_offset": 2, "embedding_dropout": 0.0}
+
+
+def _opt(dim: int, num_layers: int, num_heads: int, **more: Any) -> Any:
+    return _size(dim, num_layers, num_heads, 2048, **_OPT, attention_dropout=0.0, **more)
+
+
 
 # "gpt1": Radford et al. 2018, section 4.1. "gpt2...": table 2 of "Language Models are Unsupervised
 # Multitask Learners" (Radford et al. 2019), whose heads have 64 channels. "gpt3...": table 2.1 of
@@ -29,6 +37,8 @@ _NEO: Arguments = {"scale_scores": False, "attention_bias": ["output"], "dropout
 # two rows of that table the heads times their width are not D; the parameter counts of the table
 # match "xl" with 16 heads (the table has D 2048, 24 heads of 128) and "13b" with D 5120 (the table
 # has D 5140, 40 heads of 128). "gpt-neo...": the models' configurations on the Hugging Face hub.
+# "opt...": table 1 of arXiv:2205.01068; "opt-350m" has post-norm blocks and narrow embeddings, as in
+# its checkpoint. gpt(50272, **SIZES["opt-125m"]).
 # Use: gpt(50257, **SIZES["gpt2"]).
 SIZES: dict[str, Arguments] = {
     "gpt1": _size(768, 12, 12, 512, normalize_first=False),
@@ -47,6 +57,14 @@ SIZES: dict[str, Arguments] = {
     "gpt-neo-125m": _size(768, 12, 12, 2048, windows=[None, 256] * 6, **_NEO),
     "gpt-neo-1.3b": _size(2048, 24, 16, 2048, windows=[None, 256] * 12, **_NEO),
     "gpt-neo-2.7b": _size(2560, 32, 20, 2048, windows=[None, 256] * 16, **_NEO),
+    "opt-125m": _opt(768, 12, 12),
+    "opt-350m": _opt(1024, 24, 16, normalize_first=False, embedding_dim=512),
+    "opt-1.3b": _opt(2048, 24, 32),
+    "opt-2.7b": _opt(2560, 32, 32),
+    "opt-6.7b": _opt(4096, 32, 32),
+    "opt-13b": _opt(5120, 40, 40),
+    "opt-30b": _opt(7168, 48, 56),
+    "opt-66b": _opt(9216, 64, 72),
 }
 
 
@@ -57,6 +75,7 @@ def gpt(
     num_layers: int = 12,
     num_heads: int = 12,
     intermediate_dim: int = 3072,
+    embedding_dim: int | None = None,
     dropout: float = 0.1,
     attention_dropout: float | None = None,
     embedding_dropout: float | None = None,
@@ -69,6 +88,8 @@ def gpt(
     scale_scores_by_layer: bool = False,
     windows: int | Sequence[int | None] | None = None,
     attention_bias: bool | Collection[str] = True,
+    feed_forward_bias: bool = True,
+    position_offset: int = 0,
     pad_id: int | None = None,
     name: str = "gpt",
     dtype: DType = None,
@@ -78,9 +99,14 @@ def gpt(
     With causal attention, padding after a text does not change the text's logits. Pre-norm blocks
     and one more normalisation give GPT-2 and GPT-3, post-norm blocks the first GPT. GPT-Neo has
     windows in every second block, unscaled scores, and in attention only the bias of the output.
+    OPT (arXiv:2205.01068) is GPT-3 with ReLU; its model of 350M parameters has post-norm blocks,
+    and narrower embeddings.
 
     Args:
+        embedding_dim: int, width of the embeddings and of the features, which dense layers project
+            to `dim` and back if it is another. Default: `dim`.
         dropout: float, dropout rate after each sublayer.
+        position_offset: int, row of the position table for the first position: 2 in OPT.
         max_length: int, maximum number of positions.
 
     Returns:
@@ -113,24 +139,34 @@ def gpt(
             dtype=dtype,
             name="self_attention",
         )
-        return TransformerDecoderBlock(
+        kernel_initializer = initializer()
+        feed_forward = FeedForward(
             intermediate_dim,
+            activation=activation,
+            use_bias=feed_forward_bias,
+            kernel_initializer=kernel_initializer,
+            dtype=dtype,
+            name="feed_forward",
+        )
+        return TransformerDecoderBlock(
             self_attention=attention,
             cross_attention=False,
+            feed_forward=feed_forward,
             dropout=dropout,
-            activation=activation,
             layer_norm_epsilon=layer_norm_epsilon,
             normalize_first=normalize_first,
-            kernel_initializer=initializer(),
+            kernel_initializer=kernel_initializer,
             dtype=dtype,
             name=f"decoder_{i}",
         )
 
     rate = dropout if embedding_dropout is None else embedding_dropout
-    positions = PositionEmbedding(max_length, dropout=rate, dtype=dtype, name="positions")
+    positions = PositionEmbedding(
+        max_length, dropout=rate, offset=position_offset, dtype=dtype, name="positions"
+    )
     norm = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="decoder_norm")
     parts = CausalDecoder(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, tie_output=tie_output,
-        windows=windows, pad_id=pad_id, name=name, dtype=dtype,
+        embedding_dim=embedding_dim, windows=windows, pad_id=pad_id, name=name, dtype=dtype,
     )  # fmt: skip
     return parts.build(block, positions, norm if normalize_first else None)
