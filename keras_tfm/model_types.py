@@ -135,9 +135,18 @@ MODEL_TYPES = (
         vocabularies={"": 50257}, tokenizer="GPT2Tokenizer",
     ),
     ModelType(
+        "phi", "Phi-1, Phi-1.5, Phi-2", "decoders.gpt_neox:PHI", "gpt_neox", "decoder",
+        arguments={"parallel": "one_residual", "output_bias": True}, tokenizer="GPT2Tokenizer",
+    ),
+    ModelType(
+        "starcoder2", "StarCoder 2", "decoders.gpt_neox:STARCODER2", "gpt_neox", "decoder",
+        arguments={"parallel": False, "num_key_value_heads": 2}, tokenizer="GPT2Tokenizer",
+    ),
+    ModelType(
         "gpt_neox", "GPT-NeoX, Pythia", "decoders.gpt_neox:GPT_NEOX", "gpt_neox", "decoder",
         vocabularies={
-            "": 50304, "20b": 50432, "pythia-6.9b": 50432, "pythia-12b": 50688,
+            "": 50304, "20b": 50432, "pythia-6.9b": 50432, "pythia-12b": 50688, "phi": 51200,
+            "starcoder2": 49152,
         },
         tokenizer="GPTNeoXTokenizer",
     ),

@@ -47,7 +47,9 @@ def own_options():
         "gte": {"activation": "gelu", "activation_dropout": 0.0},
         "eurobert": {"pad_id": 0, "attention_bias": True},
         "gpt2": {"embedding_dim": None},
-        "openai-gpt": {"embedding_dim": None, "intermediate_dim": 4 * dim},  # n_inner is unknown to transformers
+        # n_inner is unknown to transformers.
+        "openai-gpt": {"embedding_dim": None, "intermediate_dim": 4 * dim},
+        "opt": {"embedding_dim": 2 * dim},
         "gpt_neo": {"embedding_dim": None, "windows": [None, 4]},
         "mistral": {"windows": 4},
         "ministral3": {"rope_scaling": layers.YaRNScaling(4.0, 3)},
@@ -69,6 +71,8 @@ def own_options():
             "num_groups": 2, "kernel_size": 3, "rotary": True, "embedding_multiplier": 3.0,
             "attention_multiplier": 0.7, "residual_multiplier": 0.6, "logits_scaling": 2.5,
         },
+        "gpt_neox": {"num_key_value_heads": None},
+        "starcoder2": {"num_key_value_heads": 1, "rotary_dim": 6, "windows": 4},
         "cohere2": {"windows": [4, None]},
         "exaone4": {"windows": [4, None], "global_rotary": False},
         "olmo2": {"head_dim": None},

@@ -96,6 +96,12 @@ OPTIONS = {
     },
     "gpt_neox, one after the other": {"parallel": False, "attention_bias": False},
     "gpt_neox, whole heads, tied": {"rotary_dim": 6, "tie_output": True},
+    "phi, whole heads, tied": {
+        "rotary_dim": 6, "tie_output": True, "num_key_value_heads": None,
+    },
+    "starcoder2, no windows or biases, tied": {
+        "windows": None, "attention_bias": False, "feed_forward_bias": False, "tie_output": True,
+    },
     "olmo3, two wavelengths, version 5": {"local_rope_theta": 50.0},
     "exaone4, no windows, tied": {"windows": None, "global_rotary": True, "tie_output": True},
     "exaone4, no positions": {"windows": None},

@@ -84,18 +84,33 @@ def read_pad_id(
 
 def classifier_fields(model: models.Model, architecture: str) -> Fields:
     """The fields of a classifier: class names and padding id."""
-    if not architecture.endswith("ForSequenceClassification"):
+    if not architecture.endswith(("ForSequenceClassification", "ForTokenClassification")):
         return {}
-    return {"pad_token_id": saved_pad_id(model), **label_fields(model)}
+    fields = {"pad_token_id": saved_pad_id(model), **label_fields(model)}
+    if architecture.endswith("ForTokenClassification"):
+        dropout, default = model.head.arguments["dropout"], model.arguments.get("dropout", 0.0)
+        fields["classifier_dropout"] = default if dropout is None else dropout
+    return fields
 
 
-def architectures(name: str | None, language_model: str, base: str) -> dict[str, Architecture]:
-    """The language model, the model without a head and the classifier of a family.
+def token_classifier(model: models.Model, config: Config) -> models.Model:
+    """The model with the classifier of tokens that most decoder-only families share."""
+    dropout = config.number("classifier_dropout", None, 1)
+    if dropout is None:
+        dropout = config.number("hidden_dropout", 0.1, 1)
+    return models.token_classifier(model, config.num_labels, dropout, labels=config.labels)
+
+
+def architectures(
+    name: str | None, language_model: str, base: str, classifies_tokens: bool = False
+) -> dict[str, Architecture]:
+    """The language model, the model without a head and the classifiers of a family.
 
     Args:
         name: str, prefix of the classes in `transformers`, such as "Llama"; None if there is no
             classifier.
         language_model, base: str, names of the first two classes.
+        classifies_tokens: bool, whether there is a classifier of tokens, with the bias of `score`.
     """
     heads = {
         language_model: Architecture(lambda model, config: model, "language_model"),
@@ -109,6 +124,10 @@ def architectures(name: str | None, language_model: str, base: str) -> dict[str,
             "sequence_classifier",
             {"pooling": "last"},
             ("score.",),
+        )
+    if classifies_tokens:
+        heads[f"{name}ForTokenClassification"] = Architecture(
+            token_classifier, "token_classifier", prefixes=("score.",)
         )
     return heads
 

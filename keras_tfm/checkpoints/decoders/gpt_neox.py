@@ -1,16 +1,25 @@
-"""GPT-NeoX and Pythia checkpoints: tensor names, configuration and heads."""
+"""Checkpoints of GPT-NeoX, Phi-1 to Phi-2 and StarCoder 2: tensors, configuration and heads."""
 
 from copy import copy
+from functools import partial
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     architectures,
+    check_saved,
     classifier_fields,
     is_tied,
     read_pad_id,
+    window_of,
 )
-from keras_tfm.checkpoints.decoders.rope import partial_rope_fields, read_partial_rope
+from keras_tfm.checkpoints.decoders.llama import NAMES
+from keras_tfm.checkpoints.decoders.rope import (
+    partial_rope_fields,
+    read_partial_rope,
+    read_rope,
+    rope_fields,
+)
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
@@ -38,10 +47,19 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
+def _head_dim(config: Config, dim: int, heads: int) -> int:
+    """The width of a head, which `transformers` reads by `getattr`, too."""
+    if dim % heads:
+        config.refuse("num_attention_heads", heads, f"a divisor of hidden_size ({dim})")
+    if config.fields.get("head_dim") not in (None, dim // heads):
+        config.refuse(
+            "head_dim", config.fields["head_dim"], f"hidden_size / heads ({dim // heads})"
+        )
+    return dim // heads
+
+
 def _read_rope(config: Config, head_dim: int) -> Arguments:
     """The rotary positions, whose base and part have names of their own in older files."""
-    if config.fields.get("head_dim") not in (None, head_dim):  # which transformers reads by getattr
-        config.refuse("head_dim", config.fields["head_dim"], f"hidden_size / heads ({head_dim})")
     renamed = copy(config)
     older = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
     renamed.fields = {**config.fields, **{x: config.fields.get(y) for x, y in older.items()}}
@@ -53,9 +71,7 @@ def _read_rope(config: Config, head_dim: int) -> Arguments:
 def _arguments(config: Config, named: Named) -> Arguments:
     config.only(is_decoder=False, is_causal=True)
     dim, heads = config.integer("hidden_size", 6144), config.integer("num_attention_heads", 64)
-    if dim % heads:
-        config.refuse("num_attention_heads", heads, f"a divisor of hidden_size ({dim})")
-    rope = _read_rope(config, dim // heads)
+    rope = _read_rope(config, _head_dim(config, dim, heads))
     return {
         "vocabulary_size": config.integer("vocab_size", 50432),
         "dim": dim,
@@ -78,6 +94,11 @@ def _arguments(config: Config, named: Named) -> Arguments:
 
 def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
+    check_saved(
+        model, "GPT-NeoX", embedding_dropout=(None, given["dropout"]), feed_forward_bias=True,
+        num_key_value_heads=(None, given["num_heads"]), output_bias=False, parallel=(True, False),
+        windows=None,
+    )  # fmt: skip
     rope = partial_rope_fields(model, given["dim"] // given["num_heads"] // 4)
     return {
         "vocab_size": given["vocabulary_size"],
@@ -116,4 +137,201 @@ GPT_NEOX = Family(
         renamed={r"^lm_head\.": "embed_out."},  # since version 5
     ),
     base="GPTNeoXModel",
+)
+
+
+def _rotary_table(
+    model: models.Model, output: str, inner: str, outer: str, last_norm: str
+) -> tuple[Row, ...]:
+    """The table of Phi and StarCoder 2, whose queries, keys and values are three tensors.
+
+    Args:
+        model: the model.
+        output, inner, outer: names of the layers in a block.
+        last_norm: name of the norm after the last block.
+    """
+    given, layer, path = model.arguments, "layers.{i}", "decoder_{i}"
+    attention = f"{layer}.self_attn"
+    groups = given["num_key_value_heads"] or given["num_heads"]
+    width = given["dim"] // given["num_heads"] * groups
+    return (
+        Row("embedding/embeddings", ("embed_tokens.weight",)),
+        *dense(
+            f"{path}/self_attention/query_key_value",
+            *(f"{attention}.{x}_proj" for x in "qkv"),
+            widths=(given["dim"], width, width),
+        ),
+        *dense(f"{path}/self_attention/output_projection", f"{attention}.{output}"),
+        *norm(f"{path}/self_attention_residual/norm", f"{layer}.input_layernorm"),
+        *dense(f"{path}/feed_forward/inner", f"{layer}.mlp.{inner}"),
+        *dense(f"{path}/feed_forward/outer", f"{layer}.mlp.{outer}"),
+        *norm(f"{path}/feed_forward_residual/norm", f"{layer}.post_attention_layernorm"),
+        *norm("decoder_norm", last_norm),
+        *dense("output", "lm_head", bias=False, head=True),
+        Row("output_bias/bias", ("lm_head.bias",), head=True),
+        *dense("classifier", "score", head=True),
+    )
+
+
+def _shared_arguments(config: Config, named: Named, sizes: Arguments) -> Arguments:
+    """The arguments of Phi and StarCoder 2, with the defaults of some fields."""
+    config.only(is_causal=True)
+    heads = config.integer("num_attention_heads", sizes["num_attention_heads"])
+    groups = sizes["num_key_value_heads"] or heads
+    return {
+        "vocabulary_size": config.integer("vocab_size", sizes["vocab_size"]),
+        "dim": config.integer("hidden_size", sizes["hidden_size"]),
+        "num_layers": config.integer("num_hidden_layers", sizes["num_hidden_layers"], maximum=1000),
+        "num_heads": heads,
+        "num_key_value_heads": config.integer("num_key_value_heads", groups),
+        "intermediate_dim": config.integer("intermediate_size", sizes["intermediate_size"]),
+        "activation": config.activation("hidden_act", sizes["hidden_act"]),
+        "attention_dropout": config.number("attention_dropout", 0.0, 1),
+        "tie_output": is_tied(config, named, sizes["tie_word_embeddings"], "embed_tokens.weight"),
+        "max_length": config.integer("max_position_embeddings", sizes["max_position_embeddings"]),
+        "pad_id": read_pad_id(config, named),
+    }
+
+
+_PHI: Arguments = {
+    "vocab_size": 51200, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32,
+    "num_key_value_heads": None, "intermediate_size": 8192, "hidden_act": "gelu_new",
+    "tie_word_embeddings": False, "max_position_embeddings": 2048,
+}  # fmt: skip
+_STARCODER2: Arguments = {
+    "vocab_size": 49152, "hidden_size": 3072, "num_hidden_layers": 30, "num_attention_heads": 24,
+    "num_key_value_heads": 2, "intermediate_size": 12288, "hidden_act": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def _arguments_of_phi(config: Config, named: Named) -> Arguments:
+    config.only(qk_layernorm=False)
+    arguments = _shared_arguments(config, named, _PHI)
+    head_dim = _head_dim(config, arguments["dim"], arguments["num_heads"])
+    rope = read_partial_rope(config, head_dim, default_part=0.5)
+    return {
+        **arguments,
+        **rope,
+        "rotary_dim": rope["rotary_dim"] or head_dim,
+        "layer_norm_epsilon": config.number("layer_norm_eps", 1e-5),
+        "parallel": "one_residual",
+        "dropout": config.number("resid_pdrop", 0.0, 1),
+        "embedding_dropout": config.number("embd_pdrop", 0.0, 1),
+        "output_bias": True,
+    }
+
+
+def _arguments_of_starcoder2(config: Config, named: Named) -> Arguments:
+    arguments = _shared_arguments(config, named, _STARCODER2)
+    bias = config.flag("use_bias", True)
+    return {
+        **arguments,
+        **read_rope(config),
+        "rotary_dim": _head_dim(config, arguments["dim"], arguments["num_heads"]),
+        "layer_norm_epsilon": config.number("norm_epsilon", 1e-5),
+        "windows": config.integer("sliding_window", None),
+        "parallel": False,
+        "attention_bias": bias,
+        "feed_forward_bias": bias,
+        "dropout": config.number("residual_dropout", 0.0, 1),
+        "embedding_dropout": config.number("embedding_dropout", 0.0, 1),
+    }
+
+
+def _shared_fields(model: models.Model, architecture: str) -> Fields:
+    given = model.arguments
+    return {
+        "vocab_size": given["vocabulary_size"],
+        "hidden_size": given["dim"],
+        "num_hidden_layers": given["num_layers"],
+        "num_attention_heads": given["num_heads"],
+        "num_key_value_heads": given["num_key_value_heads"] or given["num_heads"],
+        "intermediate_size": given["intermediate_dim"],
+        "hidden_act": activation_name(given["activation"]),
+        "attention_dropout": given["attention_dropout"],
+        "tie_word_embeddings": given["tie_output"],
+        "max_position_embeddings": given["max_length"],
+        **classifier_fields(model, architecture),
+    }
+
+
+def _embedding_dropout(model: models.Model) -> float:
+    rate = model.arguments["embedding_dropout"]
+    return model.arguments["dropout"] if rate is None else rate
+
+
+def _has_output_bias(model: models.Model) -> bool | tuple[bool, bool]:
+    """What `output_bias` may be in a family whose language models have it: of others, either."""
+    is_language_model = model.head is not None and model.head.kind == "language_model"
+    return True if is_language_model else (True, False)
+
+
+def _fields_of_phi(model: models.Model, architecture: str) -> Fields:
+    given = model.arguments
+    check_saved(
+        model, "phi", attention_bias=True, feed_forward_bias=True, windows=None,
+        output_bias=_has_output_bias(model),
+    )  # fmt: skip
+    return {
+        **_shared_fields(model, architecture),
+        **partial_rope_fields(model, given["dim"] // given["num_heads"] // 4),
+        "layer_norm_eps": given["layer_norm_epsilon"],
+        "resid_pdrop": given["dropout"],
+        "embd_pdrop": _embedding_dropout(model),
+    }
+
+
+def _fields_of_starcoder2(model: models.Model, architecture: str) -> Fields:
+    given = model.arguments
+    head_dim, bias = given["dim"] // given["num_heads"], given["feed_forward_bias"]
+    check_saved(
+        model, "starcoder2", attention_bias=bias, output_bias=False, parallel=False,
+        rotary_dim=head_dim,
+    )  # fmt: skip
+    window, each = window_of(model)
+    if window is not None and None in each:
+        raise ValueError(
+            f"{model.name}: all windows must be equal to be saved as starcoder2, got {each}"
+        )
+    return {
+        # Those of the class may exceed the vocabulary.
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **_shared_fields(model, architecture),
+        **rope_fields(model),
+        "norm_epsilon": given["layer_norm_epsilon"],
+        "sliding_window": window,
+        "use_bias": bias,
+        "residual_dropout": given["dropout"],
+        "embedding_dropout": _embedding_dropout(model),
+    }
+
+
+PHI = Family(
+    model_type="phi",
+    builder=models.gpt_neox,
+    table=partial(
+        _rotary_table, output="dense", inner="fc1", outer="fc2", last_norm="final_layernorm"
+    ),
+    arguments=_arguments_of_phi,
+    fields=_fields_of_phi,
+    architectures=architectures("Phi", "PhiForCausalLM", "PhiModel", classifies_tokens=True),
+    is_of=lambda model: model.arguments["parallel"] == "one_residual",
+    names=NAMES,
+    base="PhiModel",
+)
+STARCODER2 = Family(
+    model_type="starcoder2",
+    builder=models.gpt_neox,
+    table=partial(_rotary_table, output="o_proj", inner="c_fc", outer="c_proj", last_norm="norm"),
+    arguments=_arguments_of_starcoder2,
+    fields=_fields_of_starcoder2,
+    architectures=architectures(
+        "Starcoder2", "Starcoder2ForCausalLM", "Starcoder2Model", classifies_tokens=True
+    ),
+    # Models that were saved earlier do not have the argument.
+    is_of=lambda model: model.arguments.get("num_key_value_heads") is not None,
+    names=NAMES,
+    base="Starcoder2Model",
 )

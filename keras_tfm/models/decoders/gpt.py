@@ -30,15 +30,14 @@ def _opt(dim: int, num_layers: int, num_heads: int, **more: Any) -> Any:
     return _size(dim, num_layers, num_heads, 2048, **_OPT, attention_dropout=0.0, **more)
 
 
-
 # "gpt1": Radford et al. 2018, section 4.1. "gpt2...": table 2 of "Language Models are Unsupervised
 # Multitask Learners" (Radford et al. 2019), whose heads have 64 channels. "gpt3...": table 2.1 of
 # "Language Models are Few-Shot Learners" (arXiv:2005.14165), with dense attention in all layers. In
 # two rows of that table the heads times their width are not D; the parameter counts of the table
 # match "xl" with 16 heads (the table has D 2048, 24 heads of 128) and "13b" with D 5120 (the table
 # has D 5140, 40 heads of 128). "gpt-neo...": the models' configurations on the Hugging Face hub.
-# "opt...": table 1 of arXiv:2205.01068; "opt-350m" has post-norm blocks and narrow embeddings, as in
-# its checkpoint. gpt(50272, **SIZES["opt-125m"]).
+# "opt...": table 1 of arXiv:2205.01068; "opt-350m" has post-norm blocks and narrower embeddings,
+# as its checkpoint has. gpt(50272, **SIZES["opt-125m"]).
 # Use: gpt(50257, **SIZES["gpt2"]).
 SIZES: dict[str, Arguments] = {
     "gpt1": _size(768, 12, 12, 512, normalize_first=False),

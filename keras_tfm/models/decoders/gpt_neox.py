@@ -1,5 +1,6 @@
-"""GPT-NeoX (arXiv:2204.06745) and Pythia (arXiv:2304.01373)."""
+"""GPT-NeoX (arXiv:2204.06745), Pythia (arXiv:2304.01373), Phi-1 to Phi-2, StarCoder 2."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from keras_tfm.layers import (
@@ -10,6 +11,7 @@ from keras_tfm.layers import (
     Residual,
     RotaryEmbedding,
     TransformerDecoderBlock,
+    gelu_tanh,
 )
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
@@ -22,8 +24,25 @@ def _size(dim: int, num_layers: int, num_heads: int) -> Arguments:
     return {**sizes, "intermediate_dim": 4 * dim}
 
 
+def _phi(dim: int, num_layers: int, part: float, **more: Any) -> Arguments:
+    return {
+        **_size(dim, num_layers, 32), "activation": gelu_tanh, "parallel": "one_residual",
+        "rotary_dim": int(dim // 32 * part), "output_bias": True, **more,
+    }  # fmt: skip
+
+
+def _starcoder2(dim: int, num_layers: int, num_heads: int, groups: int, **more: Any) -> Arguments:
+    return {
+        **_size(dim, num_layers, num_heads), "num_key_value_heads": groups, "parallel": False,
+        "activation": gelu_tanh, "rotary_dim": dim // num_heads, "windows": 4096,
+        "tie_output": True, "max_length": 16384, **more,
+    }  # fmt: skip
+
+
 # "20b": section 2.1 of the GPT-NeoX paper. "pythia...": table 1 of the Pythia paper, under the
-# names of the released models. gpt_neox(50304, **SIZES["pythia-160m"]).
+# names of the released models. gpt_neox(50304, **SIZES["pythia-160m"]). "phi...": config.json of
+# the checkpoints of arXiv:2306.11644, arXiv:2309.05463 and Phi-2, with 51200 ids.
+# "starcoder2...": table 8 of arXiv:2402.19173, and config.json of its checkpoints.
 SIZES: dict[str, Arguments] = {
     "20b": _size(6144, 44, 64),
     "pythia-70m": _size(512, 6, 8),
@@ -34,6 +53,12 @@ SIZES: dict[str, Arguments] = {
     "pythia-2.8b": _size(2560, 32, 32),
     "pythia-6.9b": _size(4096, 32, 32),
     "pythia-12b": _size(5120, 36, 40),
+    "phi-1": _phi(2048, 24, 0.5),
+    "phi-1.5": _phi(2048, 24, 0.5),
+    "phi-2": _phi(2560, 32, 0.4, dropout=0.1),
+    "starcoder2-3b": _starcoder2(3072, 30, 24, 2, rope_theta=999999.4420358813),
+    "starcoder2-7b": _starcoder2(4608, 32, 36, 4, rope_theta=1e6),
+    "starcoder2-15b": _starcoder2(6144, 40, 48, 4, rope_theta=100000.0),
 }
 
 
@@ -44,25 +69,33 @@ def gpt_neox(
     num_layers: int = 12,
     num_heads: int = 12,
     intermediate_dim: int = 3072,
+    num_key_value_heads: int | None = None,
     activation: Activation = "gelu",
     layer_norm_epsilon: float = 1e-5,
     rope_theta: float = 10000.0,
     rotary_dim: int | None = None,
     rope_scaling: Any = None,
-    parallel: bool = True,
+    windows: int | Sequence[int | None] | None = None,
+    parallel: bool | str = True,
     attention_bias: bool = True,
+    feed_forward_bias: bool = True,
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
+    embedding_dropout: float | None = None,
     tie_output: bool = False,
+    output_bias: bool = False,
     max_length: int = 2048,
     pad_id: int | None = None,
     name: str = "gpt_neox",
     dtype: DType = None,
 ) -> Model:
-    """GPT-NeoX and Pythia, a decoder-only language model: from token ids to logits of the next.
+    """GPT-NeoX, Phi-1 to Phi-2 and StarCoder 2, decoder-only: from token ids to logits of the next.
 
     GPT-2's blocks with rotary positions of a quarter of each head, and with attention and
-    feed-forward network side by side: x + attention(norm(x)) + feed_forward(norm(x)).
+    feed-forward network side by side: x + attention(norm(x)) + feed_forward(norm(x)). In Phi-1,
+    Phi-1.5 and Phi-2, both read the output of one norm, and the logits have a bias. In StarCoder 2,
+    the feed-forward network follows the attention, which has grouped keys and values and a window,
+    and whole heads are rotated.
 
     Args:
         activation: str or function, activation of the feed-forward networks.
@@ -70,9 +103,12 @@ def gpt_neox(
         rotary_dim: int, even, number of dimensions of a head that are rotated. Default: a quarter
             of the head.
         parallel: bool, whether both sublayers of a block read its input. Default: they do; if not,
-            the second reads the output of the first.
+            the second reads the output of the first. "one_residual": both are behind one norm, and
+            `dropout` applies to their sum.
+        attention_bias: bool, whether the attention's projections add a bias.
         dropout: float, dropout rate after each sublayer and after the embeddings.
         attention_dropout: float, dropout rate of the attention weights.
+        output_bias: bool, whether the logits have a bias.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V).
@@ -91,7 +127,7 @@ def gpt_neox(
     """
     parts = CausalDecoder(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, tie_output=tie_output,
-        pad_id=pad_id, name=name, dtype=dtype,
+        windows=windows, pad_id=pad_id, output_bias=output_bias, name=name, dtype=dtype,
     )  # fmt: skip
     rotated = dim // num_heads // 4 if rotary_dim is None else rotary_dim
 
@@ -104,14 +140,14 @@ def gpt_neox(
         )
         return TransformerDecoderBlock(
             self_attention=MultiHeadSelfAttention(
-                num_heads, causal=True, dropout=attention_dropout, use_bias=attention_bias,
-                position=position, kernel_initializer=initializer(), dtype=dtype,
-                name="self_attention",
+                num_heads, causal=True, window=window, num_key_value_heads=num_key_value_heads,
+                dropout=attention_dropout, use_bias=attention_bias, position=position,
+                kernel_initializer=initializer(), dtype=dtype, name="self_attention",
             ),
             cross_attention=False,
             feed_forward=FeedForward(
-                intermediate_dim, activation=activation, kernel_initializer=initializer(),
-                dtype=dtype, name="feed_forward",
+                intermediate_dim, activation=activation, use_bias=feed_forward_bias,
+                kernel_initializer=initializer(), dtype=dtype, name="feed_forward",
             ),
             residual=Residual(input_norm=norm("norm"), dropout=dropout, dtype=dtype),
             parallel=parallel,
@@ -119,5 +155,6 @@ def gpt_neox(
             name=f"decoder_{i}",
         )  # fmt: skip
 
-    first = Dropout(dropout, dtype=dtype, name="embedding_dropout")
+    rate = dropout if embedding_dropout is None else embedding_dropout
+    first = Dropout(rate, dtype=dtype, name="embedding_dropout")
     return parts.build(block, first, norm("decoder_norm"))
