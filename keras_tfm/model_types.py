@@ -238,6 +238,11 @@ MODEL_TYPES = (
         "decoder", vocabularies={"": 100352},
     ),
     ModelType(
+        "modernbert-decoder", "ModernBERT as a decoder, Ettin",
+        "encoders.modernbert:MODERNBERT_DECODER", "modernbert_decoder", "decoder",
+        vocabularies={"": 50368},
+    ),
+    ModelType(
         "phi3", "Phi-3, Phi-4-mini", "decoders.phi3:PHI3", "phi3", "decoder",
         vocabularies={"": 32064, "4-mini": 200064}, tokenizer="LlamaTokenizer",
     ),

@@ -102,6 +102,9 @@ OPTIONS = {
     "starcoder2, no windows or biases, tied": {
         "windows": None, "attention_bias": False, "feed_forward_bias": False, "tie_output": True,
     },
+    "modernbert-decoder, no windows, untied": {
+        "windows": None, "tie_output": False, "output_bias": False,
+    },
     "olmo3, two wavelengths, version 5": {"local_rope_theta": 50.0},
     "exaone4, no windows, tied": {"windows": None, "global_rotary": True, "tie_output": True},
     "exaone4, no positions": {"windows": None},

@@ -9,6 +9,7 @@ from keras_tfm.models.decoders.granite import granite
 from keras_tfm.models.decoders.granite4 import granite4
 from keras_tfm.models.decoders.lfm2 import lfm2
 from keras_tfm.models.decoders.llama import llama
+from keras_tfm.models.decoders.modernbert_decoder import modernbert_decoder
 from keras_tfm.models.decoders.olmo2 import olmo2
 from keras_tfm.models.decoders.phi3 import phi3
 from keras_tfm.models.decoders.qwen3_5 import qwen3_5
@@ -129,6 +130,7 @@ __all__ = [
     "mbart",
     "mobilebert",
     "modernbert",
+    "modernbert_decoder",
     "moonshine",
     "moonshine_streaming",
     "mpnet",

@@ -1,8 +1,15 @@
-"""ModernBERT checkpoints: tensor names, configuration and heads."""
+"""Checkpoints of ModernBERT, encoder and decoder: tensor names, configuration and heads."""
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
-from keras_tfm.checkpoints.decoders.decoder_fields import FULL, SLIDING
+from keras_tfm.checkpoints.decoders.decoder_fields import (
+    FULL,
+    SLIDING,
+    Windows,
+    is_tied,
+    read_windows,
+    window_of,
+)
 from keras_tfm.checkpoints.decoders.rope import read_rope_by_layer_type
 from keras_tfm.checkpoints.encoders.bert import check_tied, classifier_dropout, label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -10,6 +17,7 @@ from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense
 
 _LAYER = "layers.{i}"
+_PAD_ID = 50283
 # The names of the poolings of a classifier.
 _POOLING = {"first": "cls", "mean": "mean"}
 TABLE = (
@@ -30,18 +38,15 @@ TABLE = (
 )
 
 
-def _arguments(config: Config, named: Named) -> Arguments:
+def _shared_arguments(config: Config) -> Arguments:
+    """The arguments that the encoder and the decoder have in common."""
     config.only(
         norm_bias=False,
         attention_bias=False,
         mlp_bias=False,
         classifier_bias=False,
-        decoder_bias=True,
         rope_scaling={},
     )
-    check_tied(config, named)
-    vocabulary_size = config.integer("vocab_size", 50368)
-    num_layers = config.integer("num_hidden_layers", 22, maximum=1000)
     rope = read_rope_by_layer_type(
         config, ("global_rope_theta", 160000.0), ("local_rope_theta", 10000.0)
     )
@@ -49,9 +54,9 @@ def _arguments(config: Config, named: Named) -> Arguments:
         config.refuse("rope_parameters", config.fields["rope_parameters"], "without a scaling")
     theta, local = rope["rope_theta"], rope["local_rope_theta"]
     return {
-        "vocabulary_size": vocabulary_size,
+        "vocabulary_size": config.integer("vocab_size", 50368),
         "dim": config.integer("hidden_size", 768),
-        "num_layers": num_layers,
+        "num_layers": config.integer("num_hidden_layers", 22, maximum=1000),
         "num_heads": config.integer("num_attention_heads", 12),
         "intermediate_dim": config.integer("intermediate_size", 1152),
         "embedding_dropout": config.number("embedding_dropout", 0.0, 1),
@@ -60,12 +65,25 @@ def _arguments(config: Config, named: Named) -> Arguments:
         "activation": config.activation("hidden_activation", "gelu"),
         "head_activation": config.activation("classifier_activation", "gelu"),
         "layer_norm_epsilon": config.number("norm_eps", 1e-5),
-        "window": config.integer("local_attention", 128, minimum=0),
-        "global_every": _global_every(config, num_layers),
         "rope_theta": theta,
         "local_rope_theta": theta if local is None else local,
         "max_length": config.integer("max_position_embeddings", 8192),
-        "pad_id": config.integer("pad_token_id", 50283, minimum=0, maximum=vocabulary_size - 1),
+    }
+
+
+def _pad_id(config: Config, arguments: Arguments) -> int:
+    return config.integer("pad_token_id", _PAD_ID, 0, arguments["vocabulary_size"] - 1)
+
+
+def _arguments(config: Config, named: Named) -> Arguments:
+    config.only(decoder_bias=True)
+    check_tied(config, named)
+    arguments = _shared_arguments(config)
+    return {
+        **arguments,
+        "window": config.integer("local_attention", 128, minimum=0),
+        "global_every": _global_every(config, arguments["num_layers"]),
+        "pad_id": _pad_id(config, arguments),
     }
 
 
@@ -137,9 +155,11 @@ ARCHITECTURES = {
 }
 
 
-def _fields(model: models.Model, architecture: str) -> Fields:
+def _shared_fields(model: models.Model, architecture: str) -> Fields:
+    """The fields that the encoder and the decoder have in common."""
     given = model.arguments
-    theta, local = given["rope_theta"], given["local_rope_theta"]
+    theta = given["rope_theta"]
+    local = theta if given["local_rope_theta"] is None else given["local_rope_theta"]
     fields: Fields = {
         "vocab_size": given["vocabulary_size"],
         "hidden_size": given["dim"],
@@ -152,9 +172,6 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "attention_dropout": given["attention_dropout"],
         "mlp_dropout": given["activation_dropout"],
         "norm_eps": given["layer_norm_epsilon"],
-        "local_attention": given["window"],
-        "global_attn_every_n_layers": given["global_every"],
-        "layer_types": _layer_types(given["global_every"], given["num_layers"]),
         # Both forms: of version 5 of transformers, and of earlier ones.
         "rope_parameters": {
             FULL: {"rope_theta": theta, "rope_type": "default"},
@@ -163,13 +180,24 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "global_rope_theta": theta,
         "local_rope_theta": local,
         "max_position_embeddings": given["max_length"],
-        "pad_token_id": given["pad_id"],
-        "tie_word_embeddings": True,
     }
     if architecture.endswith("Classification"):
         fields |= label_fields(model)
     if architecture.endswith(("Classification", "MultipleChoice")):
         fields["classifier_dropout"] = model.head.arguments["dropout"] or 0.0
+    return fields
+
+
+def _fields(model: models.Model, architecture: str) -> Fields:
+    given = model.arguments
+    fields = {
+        **_shared_fields(model, architecture),
+        "local_attention": given["window"],
+        "global_attn_every_n_layers": given["global_every"],
+        "layer_types": _layer_types(given["global_every"], given["num_layers"]),
+        "pad_token_id": given["pad_id"],
+        "tie_word_embeddings": True,
+    }
     if architecture.endswith(("SequenceClassification", "MultipleChoice")):
         pooling = model.head.arguments["pooling"]
         if pooling not in _POOLING:
@@ -193,4 +221,94 @@ MODERNBERT = Family(
         aliases={"decoder.weight": "embeddings.tok_embeddings.weight"},
     ),
     base="ModernBertModel",
+)
+
+
+_EMBEDDING = "embeddings.tok_embeddings.weight"
+
+
+def _decoder_table(model: models.Model) -> tuple[Row, ...]:
+    """The encoder's, with queries, keys and values in three tensors, and the names of each head."""
+    path, attention = "decoder_{i}", f"{_LAYER}.attn"
+    joined = f"{path}/self_attention/query_key_value"
+    is_language_model = model.head is not None and model.head.kind == "language_model"
+    head = "lm_head" if is_language_model else "head"
+    blocks = (
+        Row(row.weight.replace("encoder_", "decoder_"), row.tensors, row.transform)
+        for row in TABLE
+        if not row.head
+    )
+    return (
+        *(row for row in blocks if not row.weight.startswith(joined)),
+        *dense(joined, *(f"{attention}.{x}_proj" for x in "qkv"), bias=False),
+        *dense("transform", f"{head}.dense", bias=False, head=True),
+        Row("transform_norm/gamma", (f"{head}.norm.weight",), head=True),
+        *dense("output", "decoder", bias=False, head=True),
+        Row("output_bias/bias", ("decoder.bias",), head=True),
+        *dense("classifier", "classifier", bias=False, head=True),
+    )
+
+
+def _decoder_windows(config: Config, num_layers: int) -> Windows:
+    """The window of each block: half of `local_attention`, the token itself included."""
+    kinds = config.fields.get("layer_types")
+    if kinds is None:
+        kinds = _layer_types(config.integer("global_attn_every_n_layers", 3), num_layers)
+    if config.fields.get("local_attention", 0) is None and SLIDING in kinds:
+        config.refuse("local_attention", None, f"an integer, for the {SLIDING} in layer_types")
+    return read_windows(config, kinds, config.integer("local_attention", 128, minimum=2) // 2)
+
+
+def _decoder_arguments(config: Config, named: Named) -> Arguments:
+    config.only(is_causal=True)
+    arguments = _shared_arguments(config)
+    is_classifier = named.begins("classifier.")
+    return {
+        **arguments,
+        "windows": _decoder_windows(config, arguments["num_layers"]),
+        "tie_output": is_tied(config, named, True, _EMBEDDING, "decoder.weight"),
+        "output_bias": config.flag("decoder_bias", True),
+        "pad_id": _pad_id(config, arguments) if is_classifier else None,
+    }
+
+
+def _decoder_fields(model: models.Model, architecture: str) -> Fields:
+    given = model.arguments
+    window, each = window_of(model)
+    pad_id = given["pad_id"]
+    if pad_id is None:  # the field is required, and read by classifiers alone
+        pad_id = min(_PAD_ID, given["vocabulary_size"] - 1)
+    return {
+        "eos_token_id": None,  # the default may exceed the vocabulary
+        **_shared_fields(model, architecture),
+        "local_attention": 2 * (window or 64),
+        "layer_types": [FULL if x is None else SLIDING for x in each],
+        "decoder_bias": given["output_bias"],
+        "pad_token_id": pad_id,
+        "tie_word_embeddings": given["tie_output"],
+    }
+
+
+MODERNBERT_DECODER = Family(
+    model_type="modernbert-decoder",
+    builder=models.modernbert_decoder,
+    table=_decoder_table,
+    arguments=_decoder_arguments,
+    fields=_decoder_fields,
+    architectures={
+        "ModernBertDecoderForCausalLM": Architecture(
+            lambda model, config: model, "language_model", prefixes=("lm_head.",)
+        ),
+        "ModernBertDecoderModel": Architecture(lambda model, config: models.backbone(model)),
+        "ModernBertDecoderForSequenceClassification": Architecture(
+            lambda model, config: models.sequence_classifier(
+                model, config.num_labels, _dropout(config), labels=config.labels, pooling="last"
+            ),
+            "sequence_classifier",
+            {"pooling": "last"},
+            ("head.", "classifier."),
+        ),
+    },
+    names=Names(prefix="model.", aliases={"decoder.weight": _EMBEDDING}),
+    base="ModernBertDecoderModel",
 )

@@ -61,7 +61,7 @@ class CausalDecoder:
     def build(
         self,
         block: Callable[[int, int | None], keras.layers.Layer],
-        positions: keras.layers.Layer | None = None,
+        positions: Callable[[Tensor], Tensor] | None = None,
         norm: keras.layers.Layer | None = None,
         stack: Callable[[Tensor, Tensor, list[keras.layers.Layer]], Tensor] | None = None,
         others: Mapping[str, Tensor] | None = None,
@@ -71,7 +71,8 @@ class CausalDecoder:
 
         Args:
             block: function that returns block i: `block(i, window)`, with its entry of `windows`.
-            positions: layer that adds positions to the embedded tokens, or drops some of them.
+            positions: layer or function that adds positions to the embedded tokens, or normalises
+                them or drops some of them.
             norm: normalisation after the last block.
             stack: function of the token ids, the embedded tokens and the blocks that returns the
                 result of the last block. Default: each block is given the result of the one before.

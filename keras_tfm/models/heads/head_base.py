@@ -212,8 +212,8 @@ class TransformingHead(HeadBase):
         return self._transform(x, dim, name, activation, layer_norm_epsilon, use_bias=False)
 
     def has_classifier_bias(self, pooling: str) -> bool:
-        """Whether the last layer of a classifier of texts has a bias."""
-        return True
+        """Whether the last layer of a classifier of texts has a bias: not in the decoder."""
+        return not self.is_causal
 
     def _pooler(self, x: Tensor) -> Tensor:
         return x
