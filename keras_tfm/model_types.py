@@ -243,6 +243,13 @@ MODEL_TYPES = (
         vocabularies={"": 50368},
     ),
     ModelType(
+        "glm4", "GLM-4-0414", "decoders.phi3:GLM4", "glm", "decoder", arguments={"post_norm": True},
+    ),
+    ModelType(
+        "glm", "GLM-4, GLM-Edge", "decoders.phi3:GLM", "glm", "decoder",
+        vocabularies={"": 151552},
+    ),
+    ModelType(
         "phi3", "Phi-3, Phi-4-mini", "decoders.phi3:PHI3", "phi3", "decoder",
         vocabularies={"": 32064, "4-mini": 200064}, tokenizer="LlamaTokenizer",
     ),

@@ -43,7 +43,7 @@ def own_options():
         "deberta-v2": {"num_buckets": 4, "kernel_size": 3},
         "mobilebert": {"bottleneck_dim": 8, "num_feed_forward": 3, "attention_dropout": 0.0},
         "modernbert": {"dim": 2 * dim},
-        "modernbert-decoder": {"windows": [None, 4], "local_rope_theta": 50.0},
+        "modernbert-decoder": {"num_layers": 3, "windows": [None, 4, 4], "local_rope_theta": 50.0},
         "mpnet": {"pad_id": 1},
         "gte": {"activation": "gelu", "activation_dropout": 0.0},
         "eurobert": {"pad_id": 0, "attention_bias": True},

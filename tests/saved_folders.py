@@ -77,6 +77,9 @@ OPTIONS = {
         "time_step_limit": (0.3, 0.9), "tie_output": True, "mamba_heads": 3, "mamba_head_dim": 8,
         "num_groups": 1, "activation": "gelu",
     },
+    "glm, whole heads, no biases, tied": {
+        "rotary_dim": None, "attention_bias": False, "tie_output": True,
+    },
     "gemma3_text, no windows": {"windows": None},
     "gemma3_text, bidirectional": {"causal": False, "pad_id": 0, "windows": [4, None]},
     "llama, longrope": {

@@ -3,6 +3,7 @@
 from keras_tfm.models.decoders.cohere import cohere
 from keras_tfm.models.decoders.gemma import gemma
 from keras_tfm.models.decoders.gemma4 import gemma4
+from keras_tfm.models.decoders.glm import glm
 from keras_tfm.models.decoders.gpt import gpt
 from keras_tfm.models.decoders.gpt_neox import gpt_neox
 from keras_tfm.models.decoders.granite import granite
@@ -113,6 +114,7 @@ __all__ = [
     "features_of",
     "gemma",
     "gemma4",
+    "glm",
     "gpt",
     "gpt_neox",
     "granite",

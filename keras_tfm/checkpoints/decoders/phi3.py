@@ -1,4 +1,10 @@
-"""Checkpoints of Phi-3 and Phi-4-mini: tensor names, configuration and heads."""
+"""Checkpoints of Phi-3, Phi-4-mini, GLM-4 and GLM-4-0414: tensors, configuration and heads.
+
+In all of them, the gate and the other half of a feed-forward network's first layer are one tensor.
+"""
+
+from collections.abc import Mapping
+from functools import partial
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
@@ -7,7 +13,7 @@ from keras_tfm.checkpoints.decoders.decoder_fields import architectures, read_pa
 from keras_tfm.checkpoints.decoders.rope import partial_rope_fields, read_partial_rope
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named
-from keras_tfm.checkpoints.rows import Row, dense
+from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 
 # Values of fields that are missing in `config.json`.
 _DEFAULTS: Arguments = {
@@ -18,12 +24,12 @@ _DEFAULTS: Arguments = {
 _TRAINED, _PAD_ID = 4096, 32000
 
 
-def _table(model: models.Model) -> tuple[Row, ...]:
-    """Llama's table; queries, keys and values are one tensor, and so are gate and input."""
-    joined = {
-        "decoder_{i}/self_attention/query_key_value": "layers.{i}.self_attn.qkv_proj",
-        "decoder_{i}/feed_forward/inner": "layers.{i}.mlp.gate_up_proj",
-    }
+_QKV = {"decoder_{i}/self_attention/query_key_value": "layers.{i}.self_attn.qkv_proj"}
+_GATED = {"decoder_{i}/feed_forward/inner": "layers.{i}.mlp.gate_up_proj"}
+
+
+def _table(model: models.Model, joined: Mapping[str, str] = {**_QKV, **_GATED}) -> tuple[Row, ...]:
+    """Llama's table, in which some layers are one tensor: by the path of the layer, its name."""
     rows = (x for x in llama.table(model) if x.weight.rpartition("/")[0] not in joined)
     return (*rows, *(row for x, name in joined.items() for row in dense(x, name, bias=False)))
 
@@ -82,3 +88,65 @@ PHI3 = Family(
     base="Phi3Model",
     not_saved=("long_texts",),
 )
+
+
+# Values of fields that are missing in `config.json`.
+_GLM_DEFAULTS: Arguments = {
+    "vocab_size": 151552, "hidden_size": 4096, "num_hidden_layers": 40, "num_attention_heads": 32,
+    "intermediate_size": 13696, "num_key_value_heads": 2, "head_dim": 128,
+    "rms_norm_eps": 1.5625e-7, "max_position_embeddings": 131072, "tie_word_embeddings": False,
+}  # fmt: skip
+_GLM_PAD_ID, _GLM_PART = 151329, 0.5
+
+
+def _glm_table(model: models.Model) -> tuple[Row, ...]:
+    """The same with three tensors of queries, keys and values, and norms of outputs."""
+    path, layer = "decoder_{i}", "layers.{i}"
+    return (
+        *_table(model, _GATED),
+        *rms_norm(
+            f"{path}/self_attention_residual/output_norm", f"{layer}.post_self_attn_layernorm"
+        ),
+        *rms_norm(f"{path}/feed_forward_residual/output_norm", f"{layer}.post_mlp_layernorm"),
+        Row("classifier/bias", ("score.bias",), head=True),  # of tokens
+    )
+
+
+def _glm_arguments(config: Config, named: Named, post_norm: bool) -> Arguments:
+    arguments = llama.shared_arguments(config, named, _GLM_DEFAULTS)
+    head_dim = arguments["head_dim"] or arguments["dim"] // arguments["num_heads"]
+    return {
+        **arguments,
+        "activation": config.activation("hidden_act", "silu"),
+        **read_partial_rope(config, head_dim, default_part=_GLM_PART),
+        "post_norm": post_norm,
+        "attention_bias": config.flag("attention_bias", True),
+        "pad_id": read_pad_id(config, named, _GLM_PAD_ID),
+    }
+
+
+def _glm_fields(model: models.Model, architecture: str) -> Fields:
+    return {
+        "pad_token_id": None,  # the default must be in the vocabulary; a classifier's is
+        **llama.shared_fields(model, architecture),
+        "hidden_act": activation_name(model.arguments["activation"]),
+        **partial_rope_fields(model),
+    }
+
+
+def _glm_family(model_type: str, name: str, post_norm: bool) -> Family:
+    return Family(
+        model_type=model_type,
+        builder=models.glm,
+        table=_glm_table,
+        arguments=partial(_glm_arguments, post_norm=post_norm),
+        fields=_glm_fields,
+        architectures=architectures(name, f"{name}ForCausalLM", f"{name}Model", True),
+        is_of=lambda model: model.arguments["post_norm"] == post_norm,
+        names=llama.NAMES,
+        base=f"{name}Model",
+    )
+
+
+GLM4 = _glm_family("glm4", "Glm4", True)
+GLM = _glm_family("glm", "Glm", False)
