@@ -47,10 +47,21 @@ MISTRAL3 = (
     "{{ system + '\n\n' }}{% endif %}{{ m['content'] + '[/INST]' }}{% else %}"
     "{{ m['content'] + eos_token }}{% endif %}{% endfor %}"
 )
+# As GLM-4-0414 has it: a loop of the system messages, then one of the others.
+GLM4 = (
+    "[gMASK]<sop>{%- for m in messages %}{%- if m.role == 'system' %}\n<|system|>\n{{ m.content }}"
+    "\n    {%- endif %}{%- endfor %}\n{%- for m in messages if m.role != 'system' %}"
+    "{%- set meta = m.get('metadata', '') %}\n\n    {%- if m.role == 'user' %}\n<|user|>\n"
+    "{{ m.content }}\n    {%- elif m.role == 'assistant' and not meta %}\n<|assistant|>\n"
+    "{{ m.content }}\n    {%- endif %}\n{%- endfor %}\n"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 TEMPLATES = {
     "chatml": CHATML, "llama": LLAMA, "gemma": GEMMA, "mistral": MISTRAL, "mistral 0.3": MISTRAL3,
+    "glm-4": GLM4,
 }  # fmt: skip
-WITH_SYSTEM = {"chatml", "llama"}
+WITH_SYSTEM = {"chatml", "llama", "glm-4"}
+WITHOUT_START = {"chatml", "glm-4"}
 MESSAGES = [
     {"role": "user", "content": "ab ba"},
     {"role": "assistant", "content": "a"},
@@ -102,9 +113,9 @@ def test_prompts_are_those_of_transformers(name, adds_start, tmp_path):
     for messages in conversations:
         options = {"add_generation_prompt": True}
         text = reference.apply_chat_template(messages, tokenize=False, **options)
-        adds = name != "chatml" and adds_start
+        adds = name not in WITHOUT_START and adds_start
         assert template.prompt(messages) == (text.removeprefix("<s>") if adds else text)
-        if name != "chatml":
+        if name not in WITHOUT_START:
             ids = reference.apply_chat_template(messages, return_dict=False, **options)
             assert tokenizer.encode(template.prompt(messages)).ids == ids
 
@@ -117,16 +128,17 @@ def test_a_conversation_has_the_tokens_of_transformers(name, adds_start, by_hand
     transformers = pytest.importorskip("transformers")
     folder = folder_of(tmp_path, TEMPLATES[name], adds_start)
     template = load_chat_template(folder)
-    if by_hand and name != "chatml":
+    if by_hand and name not in WITHOUT_START:
         template = template._replace(first="<s>" + template.first.removeprefix("<s>"))
     reference = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     options = {"add_generation_prompt": True, "return_dict": False}
     tokenizer = read("tokenizer.json", (folder / "tokenizer.json").read_bytes())
-    for start_id in {0, None} if name != "chatml" else {None}:
+    for start_id in {0, None} if name not in WITHOUT_START else {None}:
         ids = prompt_ids(tokenizer, template.prompt(MESSAGES[:1]), start_id, [1], "x")
-        added = [0] if name == "chatml" and adds_start else []  # by the tokenizer alone
+        added = [0] if name in WITHOUT_START and adds_start else []  # by the tokenizer alone
         assert ids == [*added, *reference.apply_chat_template(MESSAGES[:1], **options)]
-        ids += tokenizer.encode_more(MESSAGES[1]["content"])
+        # What a model writes between the prompt and its answer.
+        ids += tokenizer.encode_more(template.gap + MESSAGES[1]["content"])
         ids += tokenizer.encode_more(template.turn(MESSAGES[2]["content"]))
         assert ids == [*added, *reference.apply_chat_template(MESSAGES, **options)]
 

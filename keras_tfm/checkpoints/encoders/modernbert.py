@@ -250,18 +250,24 @@ def _decoder_table(model: models.Model) -> tuple[Row, ...]:
 
 
 def _decoder_windows(config: Config, num_layers: int) -> Windows:
-    """The window of each block: half of `local_attention`, the token itself included."""
+    """The window of each block: `sliding_window`, or half of `local_attention`."""
     kinds = config.fields.get("layer_types")
     if kinds is None:
         kinds = _layer_types(config.integer("global_attn_every_n_layers", 3), num_layers)
     if config.fields.get("local_attention", 0) is None and SLIDING in kinds:
         config.refuse("local_attention", None, f"an integer, for the {SLIDING} in layer_types")
-    return read_windows(config, kinds, config.integer("local_attention", 128, minimum=2) // 2)
+    half = config.integer("local_attention", 128, minimum=2) // 2
+    return read_windows(config, kinds, config.integer("sliding_window", half))
 
 
 def _decoder_arguments(config: Config, named: Named) -> Arguments:
     config.only(is_causal=True)
     arguments = _shared_arguments(config)
+    dim, heads = arguments["dim"], arguments["num_heads"]
+    if dim % (2 * heads):
+        config.refuse(
+            "num_attention_heads", heads, f"a divisor of half the hidden_size ({dim // 2})"
+        )
     is_classifier = named.begins("classifier.")
     return {
         **arguments,

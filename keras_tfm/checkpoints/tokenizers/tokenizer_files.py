@@ -37,7 +37,7 @@ def load_tokenizer(
         folder: str or Path, a GGUF file, which has its tokenizer (GPT-2's or Llama's kind); or it
             contains `tokenizer.json`, or the files of a tokenizer class:
             `vocab.txt` (BERT, DistilBERT, ELECTRA, MPNet), `vocab.json` and `merges.txt` (GPT,
-            GPT-2, GPT-Neo, RoBERTa, BART, Qwen), `spiece.model` (T5, PEGASUS, ALBERT),
+            GPT-2, GPT-Neo, OPT, Phi, RoBERTa, BART, Qwen), `spiece.model` (T5, PEGASUS, ALBERT),
             `spm.model` (DeBERTa), `sentencepiece.bpe.model` (XLM-R, mBART), `tokenizer.model`
             (Llama, Gemma), `source.spm`, `target.spm` and `vocab.json` (Marian), or
             `sentencepiece.bpe.model` and `vocab.json` (M2M-100). The class is that of
@@ -334,7 +334,9 @@ _BERTS = (
 )  # fmt: skip
 _WORD_PIECES = (*_BERTS, "MPNetTokenizer")
 # Classes that follow `add_prefix_space`.
-_BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokenizer")
+_BYTE_LEVEL = (
+    "GPT2Tokenizer", "CodeGenTokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokenizer",
+)  # fmt: skip
 # Parts of a `tokenizer.json` that change no text.
 _NOTHING = {
     "normalizer": {"type": "Prepend", "prepend": ""},
@@ -346,7 +348,7 @@ _CLASSES: dict[str, tuple[tuple[str, ...], Callable[..., Tokenizer]]] = {
     **dict.fromkeys(_BERTS, (("vocab.txt",), _bert)),
     "MPNetTokenizer": (("vocab.txt",), _mpnet),
     "OpenAIGPTTokenizer": (_PAIRS, byte_pairs.gpt1),
-    "GPT2Tokenizer": (_PAIRS, byte_pairs.gpt2),
+    **dict.fromkeys(("GPT2Tokenizer", "CodeGenTokenizer"), (_PAIRS, byte_pairs.gpt2)),
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer"), (_PAIRS, byte_pairs.roberta)),
     "Qwen2Tokenizer": (_PAIRS, byte_pairs.qwen2),
     "MarianTokenizer": (("source.spm", "target.spm", "vocab.json"), marian),

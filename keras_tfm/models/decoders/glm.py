@@ -12,8 +12,8 @@ _9B: Arguments = {
     "dim": 4096, "num_layers": 40, "num_heads": 32, "intermediate_dim": 13696,
     "num_key_value_heads": 2, "head_dim": 128, "rotary_dim": 64,
 }  # fmt: skip
-# The defaults of `GlmConfig` and `Glm4Config` in transformers; GLM-4-9B-0414 has another epsilon and
-# 32768 positions. glm(151552, **SIZES["4-9b"]).
+# The defaults of `GlmConfig` and `Glm4Config` in transformers; GLM-4-9B-0414 has another epsilon,
+# and 32768 positions. glm(151552, **SIZES["4-9b"]).
 SIZES: dict[str, Arguments] = {
     "4-9b": {**_9B, "rms_norm_epsilon": 1.5625e-7, "max_length": 131072},
     "4-9b-0414": {**_9B, "post_norm": True, "max_length": 32768},
