@@ -238,6 +238,10 @@ MODEL_TYPES = (
         "decoder", vocabularies={"": 100352},
     ),
     ModelType(
+        "mamba2", "Mamba-2", "decoders.granite4:MAMBA2", "mamba2", "decoder",
+        vocabularies={"": 50288}, tokenizer="GPTNeoXTokenizer",
+    ),
+    ModelType(
         "modernbert-decoder", "ModernBERT as a decoder, Ettin",
         "encoders.modernbert:MODERNBERT_DECODER", "modernbert_decoder", "decoder",
         vocabularies={"": 50368},

@@ -74,6 +74,9 @@ def own_options():
         },
         "gpt_neox": {"num_key_value_heads": None},
         "starcoder2": {"num_key_value_heads": 1, "rotary_dim": 6, "windows": 4},
+        "mamba2": {
+            "num_heads": 6, "head_dim": 4, "state_dim": 5, "num_groups": 2, "kernel_size": 3,
+        },
         "cohere2": {"windows": [4, None]},
         "exaone4": {"windows": [4, None], "global_rotary": False},
         "olmo2": {"head_dim": None},

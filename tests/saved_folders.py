@@ -80,6 +80,10 @@ OPTIONS = {
     "glm, whole heads, no biases, tied": {
         "rotary_dim": None, "attention_bias": False, "tie_output": True,
     },
+    "mamba2, biases, limits, tied": {
+        "use_bias": True, "convolution_bias": False, "time_step_limit": (0.3, 0.9),
+        "tie_output": True, "num_heads": 3, "head_dim": 8, "num_groups": 1,
+    },
     "gemma3_text, no windows": {"windows": None},
     "gemma3_text, bidirectional": {"causal": False, "pad_id": 0, "windows": [4, None]},
     "llama, longrope": {

@@ -10,6 +10,7 @@ from keras_tfm.models.decoders.granite import granite
 from keras_tfm.models.decoders.granite4 import granite4
 from keras_tfm.models.decoders.lfm2 import lfm2
 from keras_tfm.models.decoders.llama import llama
+from keras_tfm.models.decoders.mamba2 import mamba2
 from keras_tfm.models.decoders.modernbert_decoder import modernbert_decoder
 from keras_tfm.models.decoders.olmo2 import olmo2
 from keras_tfm.models.decoders.phi3 import phi3
@@ -126,6 +127,7 @@ __all__ = [
     "llama",
     "lxmert",
     "m2m_100",
+    "mamba2",
     "marian",
     "masked_language_model",
     "masked_msa",

@@ -220,6 +220,25 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
         "gpt-neo-125m": (12, 768, 12), "gpt-neo-1.3b": (24, 2048, 16),
         "gpt-neo-2.7b": (32, 2560, 20),
     }  # fmt: skip
+    opt = {
+        "opt-125m": (12, 768, 12), "opt-350m": (24, 1024, 16), "opt-1.3b": (24, 2048, 32),
+        "opt-2.7b": (32, 2560, 32), "opt-6.7b": (32, 4096, 32), "opt-13b": (40, 5120, 40),
+        "opt-30b": (48, 7168, 56), "opt-66b": (64, 9216, 72),
+    }  # fmt: skip
+    gpt_neox = {
+        "20b": (44, 6144, 64, 50432), "pythia-70m": (6, 512, 8, 50304),
+        "pythia-160m": (12, 768, 12, 50304), "pythia-410m": (24, 1024, 16, 50304),
+        "pythia-1b": (16, 2048, 8, 50304), "pythia-1.4b": (24, 2048, 16, 50304),
+        "pythia-2.8b": (32, 2560, 32, 50304), "pythia-6.9b": (32, 4096, 32, 50432),
+        "pythia-12b": (36, 5120, 40, 50688), "phi-1": (24, 2048, 32, 51200),
+        "phi-1.5": (24, 2048, 32, 51200), "phi-2": (32, 2560, 32, 51200),
+        "starcoder2-3b": (30, 3072, 24, 49152), "starcoder2-7b": (32, 4608, 36, 49152),
+        "starcoder2-15b": (40, 6144, 48, 49152),
+    }  # fmt: skip
+    ettin = {
+        "17m": (7, 256, 4, 384), "32m": (10, 384, 6, 576), "68m": (19, 512, 8, 768),
+        "150m": (22, 768, 12, 1152), "400m": (28, 1024, 16, 2624), "1b": (28, 1792, 28, 3840),
+    }  # fmt: skip
     gemma = {
         "gemma-2b": (18, 2048, 8, 1, 256, 16384), "gemma-7b": (28, 3072, 16, 16, 256, 24576),
         "gemma2-2b": (26, 2304, 8, 4, 256, 9216), "gemma2-9b": (42, 3584, 16, 8, 256, 14336),
@@ -237,6 +256,8 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
     counts: dict[str, dict[str, dict]] = {
         "bert": {}, "gpt": {}, "gemma": {}, "t5": {}, "m2m_100": {}, "t5gemma2": {},
         "smolvlm": {}, "lfm2": {}, "qwen3_5": {}, "granite4": {}, "nomic_bert": {},
+        "gpt_neox": {}, "modernbert_decoder": {}, "glm": {},
+        "mamba2": {},
     }  # fmt: skip
     with torch.device("meta"):
         for size, (layers, dim) in bert.items():
@@ -258,6 +279,43 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
                 attention_types=[[["global", "local"], layers // 2]],
             )  # fmt: skip
             counts["gpt"][size] = counted(transformers.GPTNeoForCausalLM(config), 50257)
+        for size, (layers, dim, heads) in opt.items():
+            config = transformers.OPTConfig(
+                hidden_size=dim, num_hidden_layers=layers, num_attention_heads=heads,
+                ffn_dim=4 * dim, do_layer_norm_before=size != "opt-350m",
+                word_embed_proj_dim=512 if size == "opt-350m" else dim,
+            )  # fmt: skip
+            counts["gpt"][size] = counted(transformers.OPTForCausalLM(config), 50272)
+        for size, (layers, dim, heads, vocabulary) in gpt_neox.items():
+            name = {"phi": "Phi", "starcoder2": "Starcoder2"}.get(size.split("-")[0], "GPTNeoX")
+            groups = {"num_key_value_heads": 2 if layers == 30 else 4}
+            model = getattr(transformers, f"{name}ForCausalLM")
+            config = model.config_class(
+                vocab_size=vocabulary, hidden_size=dim, num_hidden_layers=layers,
+                num_attention_heads=heads, intermediate_size=4 * dim,
+                **(groups if name == "Starcoder2" else {}),
+            )  # fmt: skip
+            counts["gpt_neox"][size] = counted(model(config), vocabulary)
+        for size, (layers, dim, heads, inner) in ettin.items():
+            config = transformers.ModernBertDecoderConfig(
+                hidden_size=dim, num_hidden_layers=layers, num_attention_heads=heads,
+                intermediate_size=inner,
+            )  # fmt: skip
+            model = transformers.ModernBertDecoderForCausalLM(config)
+            counts["modernbert_decoder"][f"ettin-{size}"] = counted(model, 50368)
+        mamba2 = {
+            "130m": (24, 768), "370m": (48, 1024), "780m": (48, 1536), "1.3b": (48, 2048),
+            "2.7b": (64, 2560),
+        }  # fmt: skip
+        for size, (layers, dim) in mamba2.items():
+            config = transformers.Mamba2Config(
+                vocab_size=50288, hidden_size=dim, num_hidden_layers=layers, num_heads=dim // 32,
+                n_groups=1, tie_word_embeddings=True,
+            )  # fmt: skip
+            counts["mamba2"][size] = counted(transformers.Mamba2ForCausalLM(config), 50288)
+        glm, glm4 = transformers.GlmConfig(), transformers.Glm4Config()
+        counts["glm"]["4-9b"] = counted(transformers.GlmForCausalLM(glm), 151552)
+        counts["glm"]["4-9b-0414"] = counted(transformers.Glm4ForCausalLM(glm4), 151552)
         for size, (layers, dim, heads, groups, channels, inner) in gemma.items():
             name = {"gemma-": "Gemma", "gemma2": "Gemma2"}.get(size[:6], "Gemma3")
             model = getattr(transformers, f"{name}ForCausalLM")

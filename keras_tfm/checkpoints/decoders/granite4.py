@@ -1,4 +1,4 @@
-"""Checkpoints of Granite 4.0 without experts: tensor names, configuration and heads.
+"""Checkpoints of Granite 4.0 without experts and of Mamba-2: tensors, configuration and heads.
 
 Two things that `transformers` computes in a state space are not computed here: it applies
 `time_step_limit` to prompts, but not to the tokens that it generates, and with `mamba_proj_bias`
@@ -10,12 +10,17 @@ import math
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders import llama
-from keras_tfm.checkpoints.decoders.decoder_fields import FULL, architectures, read_attends
+from keras_tfm.checkpoints.decoders.decoder_fields import (
+    FULL,
+    architectures,
+    is_tied,
+    read_attends,
+)
 from keras_tfm.checkpoints.decoders.granite import FACTORS
 from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
 from keras_tfm.checkpoints.family import Family
-from keras_tfm.checkpoints.names import Named
-from keras_tfm.checkpoints.rows import Row, dense
+from keras_tfm.checkpoints.names import Named, Names
+from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 from keras_tfm.checkpoints.transforms import Transposed
 from keras_tfm.models.decoders.causal_decoder import each_flag
 
@@ -38,22 +43,29 @@ _MAMBA = {
 }
 
 
-def _table(model: models.Model) -> tuple[Row, ...]:
-    """Llama's table with joined gate and input, and the blocks with a state space."""
-    forward, shared = "decoder_{i}/feed_forward", "layers.{i}.shared_mlp"
-    mixer, mamba = "decoder_{i}/mamba2", "layers.{i}.mamba"
+def _mixer(mamba: str) -> tuple[Row, ...]:
+    """The rows of a state space, by its name in a checkpoint."""
+    mixer = "decoder_{i}/mamba2"
     weights = {
         "bias": "conv1d.bias", "time_step_bias": "dt_bias", "log_rate": "A_log", "skip": "D",
         "scale": "norm.weight",
     }  # fmt: skip
     return (
-        *(x for x in llama.table(model) if not x.weight.startswith(f"{forward}/")),
-        *dense(f"{forward}/inner", f"{shared}.input_linear", bias=False),
-        *dense(f"{forward}/outer", f"{shared}.output_linear", bias=False),
         *dense(f"{mixer}/input_projection", f"{mamba}.in_proj"),
         *dense(f"{mixer}/output_projection", f"{mamba}.out_proj"),
         Row(f"{mixer}/kernel", (f"{mamba}.conv1d.weight",), Transposed((2, 1, 0))),
         *(Row(f"{mixer}/{ours}", (f"{mamba}.{theirs}",)) for ours, theirs in weights.items()),
+    )
+
+
+def _table(model: models.Model) -> tuple[Row, ...]:
+    """Llama's table with joined gate and input, and the blocks with a state space."""
+    forward, shared = "decoder_{i}/feed_forward", "layers.{i}.shared_mlp"
+    return (
+        *(x for x in llama.table(model) if not x.weight.startswith(f"{forward}/")),
+        *dense(f"{forward}/inner", f"{shared}.input_linear", bias=False),
+        *dense(f"{forward}/outer", f"{shared}.output_linear", bias=False),
+        *_mixer("layers.{i}.mamba"),
     )
 
 
@@ -94,6 +106,13 @@ def _time_step_limit(config: Config) -> list[float] | None:
     return None if low == 0 and high == math.inf else [low, high]
 
 
+def _limit_fields(model: models.Model) -> Fields:
+    pair = model.arguments["time_step_limit"]
+    if pair is None:
+        return {}
+    return {"time_step_limit": [_INFINITY if x == math.inf else x for x in pair]}
+
+
 def _arguments(config: Config, named: Named) -> Arguments:
     config.only(normalization_function="rmsnorm")
     experts = config.integer("num_local_experts", _EXPERTS, minimum=0)
@@ -128,10 +147,6 @@ def _fields(model: models.Model, architecture: str) -> Fields:
             f"saved as granitemoehybrid, got {inner}"
         )
     attends = each_flag("attends", given["attends"], given["num_layers"], _INTERVAL)
-    limit: Fields = {}
-    if given["time_step_limit"] is not None:
-        pair = given["time_step_limit"]
-        limit["time_step_limit"] = [_INFINITY if x == math.inf else x for x in pair]
     return {
         **llama.shared_fields(model, architecture),
         "shared_intermediate_size": given["intermediate_dim"],
@@ -145,7 +160,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "mamba_d_conv": given["kernel_size"],
         "mamba_proj_bias": given["mamba_bias"],
         "mamba_conv_bias": given["convolution_bias"],
-        **limit,
+        **_limit_fields(model),
         "position_embedding_type": "rope" if given["rotary"] else "nope",
         **rope_fields(model),
         **{name: given[name] for name in FACTORS},
@@ -162,4 +177,80 @@ GRANITE4 = Family(
     names=llama.NAMES,
     base="GraniteMoeHybridModel",
     aliases={"layers_block_type": "layer_types"},
+)
+
+
+def _mamba2_table(model: models.Model) -> tuple[Row, ...]:
+    return (
+        Row("embedding/embeddings", ("embeddings.weight",)),
+        *rms_norm("decoder_{i}/self_attention_residual/norm", "layers.{i}.norm"),
+        *_mixer("layers.{i}.mixer"),
+        *rms_norm("decoder_norm", "norm_f"),
+        *dense("output", "lm_head", bias=False, head=True),
+    )
+
+
+def _mamba2_arguments(config: Config, named: Named) -> Arguments:
+    dim, heads = config.integer("hidden_size", 4096), config.integer("num_heads", 128)
+    width, inner = config.integer("head_dim", 64), config.integer("expand", 2) * dim
+    if heads * width != inner:
+        config.refuse("num_heads", heads, f"expand * hidden_size / head_dim ({inner} / {width})")
+    return {
+        "vocabulary_size": config.integer("vocab_size", 32768),
+        "dim": dim,
+        "num_layers": config.integer("num_hidden_layers", 64, maximum=1000),
+        "num_heads": heads,
+        "head_dim": width,
+        "state_dim": config.integer("state_size", 128),
+        "num_groups": config.integer("n_groups", 8),
+        "kernel_size": config.integer("conv_kernel", 4, minimum=2),
+        "activation": config.activation("hidden_act", "silu"),
+        "rms_norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        "use_bias": config.flag("use_bias", False),
+        "convolution_bias": config.flag("use_conv_bias", True),
+        "time_step_limit": _time_step_limit(config),
+        "tie_output": is_tied(config, named, False, "embeddings.weight"),
+    }
+
+
+def _mamba2_fields(model: models.Model, architecture: str) -> Fields:
+    given = model.arguments
+    inner = given["num_heads"] * given["head_dim"]
+    if inner % given["dim"]:
+        raise ValueError(
+            f"{model.name}: num_heads * head_dim must be a multiple of dim ({given['dim']}) to be "
+            f"saved as mamba2, got {inner}"
+        )
+    return {
+        "vocab_size": given["vocabulary_size"],
+        "hidden_size": given["dim"],
+        "expand": inner // given["dim"],
+        "num_hidden_layers": given["num_layers"],
+        "num_heads": given["num_heads"],
+        "head_dim": given["head_dim"],
+        "state_size": given["state_dim"],
+        "n_groups": given["num_groups"],
+        "conv_kernel": given["kernel_size"],
+        "hidden_act": activation_name(given["activation"]),
+        "layer_norm_epsilon": given["rms_norm_epsilon"],
+        "use_bias": given["use_bias"],
+        "use_conv_bias": given["convolution_bias"],
+        **_limit_fields(model),
+        "tie_word_embeddings": given["tie_output"],
+    }
+
+
+MAMBA2 = Family(
+    model_type="mamba2",
+    builder=models.mamba2,
+    table=_mamba2_table,
+    arguments=_mamba2_arguments,
+    fields=_mamba2_fields,
+    architectures=architectures(None, "Mamba2ForCausalLM", "Mamba2Model"),
+    names=Names(
+        prefix="backbone.",
+        aliases={"lm_head.weight": "embeddings.weight"},
+        renamed={r"^embedding\.": "embeddings."},  # of the original code
+    ),
+    base="Mamba2Model",
 )
