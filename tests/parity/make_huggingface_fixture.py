@@ -288,12 +288,15 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
             counts["gpt"][size] = counted(transformers.OPTForCausalLM(config), 50272)
         for size, (layers, dim, heads, vocabulary) in gpt_neox.items():
             name = {"phi": "Phi", "starcoder2": "Starcoder2"}.get(size.split("-")[0], "GPTNeoX")
-            groups = {"num_key_value_heads": 2 if layers == 30 else 4}
+            own = {
+                "num_key_value_heads": 2 if layers == 30 else 4,
+                "tie_word_embeddings": size != "starcoder2-15b",
+            }  # fmt: skip
             model = getattr(transformers, f"{name}ForCausalLM")
             config = model.config_class(
                 vocab_size=vocabulary, hidden_size=dim, num_hidden_layers=layers,
                 num_attention_heads=heads, intermediate_size=4 * dim,
-                **(groups if name == "Starcoder2" else {}),
+                **(own if name == "Starcoder2" else {}),
             )  # fmt: skip
             counts["gpt_neox"][size] = counted(model(config), vocabulary)
         for size, (layers, dim, heads, inner) in ettin.items():

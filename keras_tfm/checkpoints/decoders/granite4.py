@@ -191,6 +191,8 @@ def _mamba2_table(model: models.Model) -> tuple[Row, ...]:
 
 
 def _mamba2_arguments(config: Config, named: Named) -> Arguments:
+    # With it, transformers 5 divides weights that it has loaded, as if they were initial ones.
+    config.only(rescale_prenorm_residual=False)
     dim, heads = config.integer("hidden_size", 4096), config.integer("num_heads", 128)
     width, inner = config.integer("head_dim", 64), config.integer("expand", 2) * dim
     if heads * width != inner:

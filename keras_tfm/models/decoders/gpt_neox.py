@@ -58,7 +58,7 @@ SIZES: dict[str, Arguments] = {
     "phi-2": _phi(2560, 32, 0.4, dropout=0.1),
     "starcoder2-3b": _starcoder2(3072, 30, 24, 2, rope_theta=999999.4420358813),
     "starcoder2-7b": _starcoder2(4608, 32, 36, 4, rope_theta=1e6),
-    "starcoder2-15b": _starcoder2(6144, 40, 48, 4, rope_theta=100000.0),
+    "starcoder2-15b": _starcoder2(6144, 40, 48, 4, rope_theta=100000.0, tie_output=False),
 }
 
 
