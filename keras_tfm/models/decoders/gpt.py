@@ -1,7 +1,6 @@
 """GPT: "Improving Language Understanding by Generative Pre-Training", GPT-2, 3 and Neo, OPT."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from keras_tfm.layers import (
     FeedForward,
@@ -17,7 +16,7 @@ from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 
-def _size(dim: int, num_layers: int, num_heads: int, max_length: int, **more: Any) -> Any:
+def _size(dim: int, num_layers: int, num_heads: int, max_length: int, **more: object) -> Arguments:
     sizes = {"dim": dim, "num_layers": num_layers, "num_heads": num_heads}
     return {**sizes, "intermediate_dim": 4 * dim, "max_length": max_length, **more}
 
@@ -26,7 +25,7 @@ _NEO: Arguments = {"scale_scores": False, "attention_bias": ["output"], "dropout
 _OPT: Arguments = {"activation": "relu", "position_offset": 2, "embedding_dropout": 0.0}
 
 
-def _opt(dim: int, num_layers: int, num_heads: int, **more: Any) -> Any:
+def _opt(dim: int, num_layers: int, num_heads: int, **more: object) -> Arguments:
     return _size(dim, num_layers, num_heads, 2048, **_OPT, attention_dropout=0.0, **more)
 
 

@@ -24,14 +24,16 @@ def _size(dim: int, num_layers: int, num_heads: int) -> Arguments:
     return {**sizes, "intermediate_dim": 4 * dim}
 
 
-def _phi(dim: int, num_layers: int, part: float, **more: Any) -> Arguments:
+def _phi(dim: int, num_layers: int, part: float, **more: object) -> Arguments:
     return {
         **_size(dim, num_layers, 32), "activation": gelu_tanh, "parallel": "one_residual",
         "rotary_dim": int(dim // 32 * part), "output_bias": True, **more,
     }  # fmt: skip
 
 
-def _starcoder2(dim: int, num_layers: int, num_heads: int, groups: int, **more: Any) -> Arguments:
+def _starcoder2(
+    dim: int, num_layers: int, num_heads: int, groups: int, **more: object
+) -> Arguments:
     return {
         **_size(dim, num_layers, num_heads), "num_key_value_heads": groups, "parallel": False,
         "activation": gelu_tanh, "rotary_dim": dim // num_heads, "windows": 4096,
