@@ -24,6 +24,10 @@ def gpt(**options):
     return models.gpt(11, **SMALL, **options)
 
 
+def gpt_neox(**options):
+    return models.gpt_neox(11, **SMALL, rotary_dim=2, **options)
+
+
 def llama(**options):
     return models.llama(11, **{**SMALL, **options})
 
@@ -62,6 +66,21 @@ NEO = {"attention_bias": ["output"], "scale_scores": False, "windows": [None, 3]
         (lambda: gpt(windows=3), "attention_bias must be .'output'. .* as GPT-Neo, got True"),
         (lambda: gpt(**{**NEO, "scale_scores": True}), "scale_scores must be False to be saved as"),
         (lambda: gpt(normalize_first=False, windows=3), "must be 4 times|windows must be None"),
+        (lambda: gpt(position_offset=2), "embedding_dropout must be 0.0 to be saved as OPT"),
+        (lambda: gpt(embedding_dim=6), "embedding_dim must be None to be saved as GPT-2, got 6"),
+        (lambda: gpt_neox(windows=3), "windows must be None to be saved as GPT-NeoX, got 3"),
+        (
+            lambda: gpt_neox(parallel="one_residual"),
+            "output_bias must be True to be saved as phi, got False",
+        ),
+        (
+            lambda: gpt_neox(num_key_value_heads=1),
+            "parallel must be False to be saved as starcoder2, got True",
+        ),
+        (
+            lambda: models.mamba2(11, dim=8, num_layers=1, num_heads=3, head_dim=4, state_dim=4),
+            r"a multiple of dim \(8\) to be saved as mamba2, got 12",
+        ),
         (lambda: llama(windows=[None, 3]), "all windows must be equal to be saved as mistral"),
         (lambda: llama(windows=3, feed_forward_bias=True), "feed_forward_bias must be False to be"),
         (

@@ -166,6 +166,20 @@ def test_a_folder_needs_no_configuration(tmp_path):
     )
 
 
+@pytest.mark.parametrize(("model_type", "name"), [("opt", "GPT2"), ("phi", "CodeGen")])
+def test_the_classes_of_opt_and_phi(model_type, name, tmp_path):
+    """GPT-2's pieces; OPT puts a start token before a text."""
+    start = "</s>" if model_type == "opt" else "<|endoftext|>"
+    ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), start)
+    settings = {"tokenizer_class": f"{name}Tokenizer", "add_bos_token": start == "</s>", **ends}
+    config = json.dumps({"model_type": model_type, "vocab_size": 400})
+    options = {"config__json": config, "tokenizer_config__json": json.dumps(settings)}
+    tokenizer = load_tokenizer(changed(tmp_path, "gpt2", **options))
+    plain = load_tokenizer(FOLDER / "gpt2").encode("größere Wörter").ids
+    added = [tokenizer.token_to_id(start)] if model_type == "opt" else []
+    assert tokenizer.encode("größere Wörter").ids == [*added, *plain]
+
+
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such folder"):
         load_tokenizer(tmp_path / "missing")
