@@ -188,7 +188,9 @@ def _family(
         table=lambda model: table(model, offset=1.0, post_norm=version > 1),
         arguments=partial(_arguments, version=version),
         fields=partial(_fields, version=version),
-        architectures=architectures(base.removesuffix("Model"), f"{name}ForCausalLM", base),
+        architectures=architectures(
+            base.removesuffix("Model"), f"{name}ForCausalLM", base, classifies_tokens=version < 3
+        ),
         is_of=is_of,
         names=NAMES,
         base=base,

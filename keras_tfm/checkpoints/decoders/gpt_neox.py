@@ -316,7 +316,7 @@ PHI = Family(
     ),
     arguments=_arguments_of_phi,
     fields=_fields_of_phi,
-    architectures=architectures("Phi", "PhiForCausalLM", "PhiModel", classifies_tokens=True),
+    architectures=architectures("Phi", "PhiForCausalLM", "PhiModel", True),
     is_of=lambda model: model.arguments["parallel"] == "one_residual",
     names=NAMES,
     base="PhiModel",
@@ -327,9 +327,7 @@ STARCODER2 = Family(
     table=partial(_rotary_table, output="o_proj", inner="c_fc", outer="c_proj", last_norm="norm"),
     arguments=_arguments_of_starcoder2,
     fields=_fields_of_starcoder2,
-    architectures=architectures(
-        "Starcoder2", "Starcoder2ForCausalLM", "Starcoder2Model", classifies_tokens=True
-    ),
+    architectures=architectures("Starcoder2", "Starcoder2ForCausalLM", "Starcoder2Model", True),
     # Models that were saved earlier do not have the argument.
     is_of=lambda model: model.arguments.get("num_key_value_heads") is not None,
     names=NAMES,

@@ -100,7 +100,7 @@ def table(model: models.Model, offset: float = 0.0, post_norm: bool = False) -> 
         *(row for x, name in norms.items() for row in rms_norm(f"{path}/{x}", name, offset)),
         *rms_norm("decoder_norm", "norm", offset),
         *dense("output", "lm_head", bias=False, head=True),
-        *dense("classifier", "score", bias=False, head=True),
+        *dense("classifier", "score", head=True),  # with a bias if it classifies tokens
     )
 
 
@@ -266,7 +266,7 @@ def _family(
         table=table,
         arguments=partial(_arguments, bias=bias),
         fields=partial(_fields, model_type=model_type),
-        architectures=architectures(name, f"{name}ForCausalLM", f"{name}Model"),
+        architectures=architectures(name, f"{name}ForCausalLM", f"{name}Model", True),
         is_of=is_of,
         names=PART_NAMES if model_type == "mistral" else NAMES,
         base=f"{name}Model",

@@ -195,7 +195,9 @@ def _family(
         table=_table,
         arguments=arguments,
         fields=fields,
-        architectures=architectures(name, f"{name}ForCausalLM", f"{name}Model"),
+        architectures=architectures(
+            name, f"{name}ForCausalLM", f"{name}Model", classifies_tokens=model_type == "exaone4"
+        ),
         is_of=lambda model: model_type == _type_of(model),
         names=NAMES,
         base=f"{name}Model",

@@ -83,7 +83,7 @@ PHI3 = Family(
     table=_table,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures("Phi3", "Phi3ForCausalLM", "Phi3Model"),
+    architectures=architectures("Phi3", "Phi3ForCausalLM", "Phi3Model", True),
     names=llama.NAMES,
     base="Phi3Model",
     not_saved=("long_texts",),
@@ -108,7 +108,6 @@ def _glm_table(model: models.Model) -> tuple[Row, ...]:
             f"{path}/self_attention_residual/output_norm", f"{layer}.post_self_attn_layernorm"
         ),
         *rms_norm(f"{path}/feed_forward_residual/output_norm", f"{layer}.post_mlp_layernorm"),
-        Row("classifier/bias", ("score.bias",), head=True),  # of tokens
     )
 
 

@@ -91,7 +91,7 @@ SMOLLM3 = Family(
     table=table,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures("SmolLM3", "SmolLM3ForCausalLM", "SmolLM3Model"),
+    architectures=architectures("SmolLM3", "SmolLM3ForCausalLM", "SmolLM3Model", True),
     names=NAMES,
     base="SmolLM3Model",
 )
