@@ -171,17 +171,24 @@ def run_recurrently(
     Args:
         step: function of a token (B, ...) and a state that returns an output and the next state.
         x: (B, T, ...), or nested tensors.
-        state: nested tensors (B, ...).
+        state: nested tensors (B, ...), also (B,).
         mask: (B, T), boolean, False where the state stays as it is; optional.
     """
     import keras
     from keras.src import backend
 
-    # On JAX, Keras takes the first state for the output before, and states for matrices (B, D).
-    own = mask is not None and backend.backend() == "jax"
+    # Keras's own mask takes states and outputs for matrices (B, D), and would make (B, B) of a
+    # number for each row. On TensorFlow, its inputs have at least three axes.
+    inputs = (x,) if mask is None else (x, mask)
+    deep = [x if len(x.shape) > 2 else x[:, :, None] for x in keras.tree.flatten(inputs)]
 
-    def one(x: Tensor, flat: Any) -> tuple[Tensor, Any]:
-        x, seen = x if own else (x, None)
+    def one(deep: list[Tensor], flat: Any) -> tuple[Tensor, Any]:
+        now = keras.tree.map_structure(
+            lambda x, whole: x if len(whole.shape) > 2 else x[:, 0],
+            keras.tree.pack_sequence_as(inputs, list(deep)),
+            inputs,
+        )
+        x, seen = now if mask is not None else (*now, None)
         y, after = step(x, keras.tree.pack_sequence_as(state, list(flat)))
         after = keras.tree.flatten(after)
         if seen is not None:
@@ -191,15 +198,13 @@ def run_recurrently(
                 return keras.ops.where(keras.ops.reshape(seen, shape), new, old)
 
             after = [choose(new, old) for new, old in zip(after, flat, strict=True)]
-            y = choose(y, flat[0]) if y.shape == flat[0].shape else y
         return y, after
 
     first = keras.tree.flatten(x)[0]
     _, outputs, after = backend.rnn(
         one,
-        (x, mask) if own else x,
+        deep,
         keras.tree.flatten(state),
-        mask=None if own else mask,
         # On TensorFlow, Keras reads an unknown length from nested inputs as from one tensor. A list
         # is true without being a tensor, which would be a length for each row.
         input_length=[keras.ops.shape(first)[1]] if first.shape[1] is None else first.shape[1],

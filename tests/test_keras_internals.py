@@ -666,3 +666,17 @@ def test_run_recurrently():
     )
     np.testing.assert_allclose(y[1, :, 0], [3, 7 + 3, 12 + 4])
     np.testing.assert_allclose(after["sum"][:, 0], [1, 12])
+
+
+def test_run_recurrently_with_a_number_for_each_row():
+    """Keras's own loop would make (B, B) of the states, and on TensorFlow refuse x of (B, T)."""
+
+    def step(x, state):
+        return x + state, x + state
+
+    x = np.array([[3, 4, 5], [6, 7, 8]], "int32")
+    mask = np.array([[False, True, True], [True, True, False]])
+    zeros = keras.ops.zeros((2,), "int32")
+    y, after = run_recurrently(step, keras.ops.convert_to_tensor(x), zeros, mask)
+    assert keras.ops.convert_to_numpy(y)[mask].tolist() == [4, 9, 6, 13]
+    assert keras.ops.convert_to_numpy(after).tolist() == [9, 13]

@@ -287,7 +287,7 @@ def check_ids(
     if outputs not in ([3], [3, 4]):  # logits (B, T, V), and drafts (B, T, n, V)
         raise ValueError(
             "generation needs a model with one output, the logits, or with draft heads besides; "
-            f"got {len(model.outputs)} outputs"
+            f"got {len(model.outputs)} outputs: choose the logits, keras.Model(model.input, logits)"
         )
     size = model.outputs[0].shape[-1]
     taken = interface_of(model).inputs[target].vocabulary_size or size

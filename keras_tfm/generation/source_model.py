@@ -221,7 +221,7 @@ class SourceModel(SteppedModel):
             with scope:
                 _, called = self._run_piece(scope, piece)
             cache = scope.cache
-            parts.append([_final_part(x, position) for x in called])
+            parts.append([_final_part(x, position, end) for x in called])
             padded = [x.is_padded for x in called]
         return [
             None if skip else np.concatenate(x, axis=1)
@@ -229,11 +229,12 @@ class SourceModel(SteppedModel):
         ]
 
 
-def _final_part(called: _Called, position: int) -> np.ndarray:
-    """The outputs of a piece that are positions of the sequence."""
-    output, (stride, delay, end) = _array(called.output), called.place
-    start = position // stride - delay
-    first, last = (min(max(x, 0), output.shape[1]) for x in (-start, end - start))
+def _final_part(called: _Called, position: int, length: int) -> np.ndarray:
+    """The outputs of a piece that are positions of the sequence, of a source of `length`."""
+    output, place = _array(called.output), called.place
+    start = position // place.stride - place.delay
+    bounds = (-start, int(place.end(length)) - start)
+    first, last = (min(max(x, 0), output.shape[1]) for x in bounds)
     return output[:, first:last]
 
 

@@ -143,7 +143,8 @@ class _Fault(NamedTuple):
         if self.error is None:
             return (
                 f"a token at a time, layer {self.layer!r} gives another result than over the whole "
-                "sequence, so it mixes positions of the target without a DecodingScope"
+                "sequence, so it mixes positions of the target, or counts them, without a "
+                "DecodingScope"
             )
         raised = first_line(self.error)
         if repr(self.layer) in raised:

@@ -152,8 +152,14 @@ def checked_parts(
     """Inputs and labels as `Rows`.
 
     Raises:
+        TypeError: `inputs` is not a dictionary.
         ValueError: there are none, or the numbers of rows differ.
     """
+    if not isinstance(inputs, Mapping):
+        raise TypeError(
+            "inputs must be a dictionary from an input's name to its rows, "
+            f"got {type(inputs).__name__}"
+        )
     parts = {name: Rows.of(rows) for name, rows in inputs.items()}
     answers = None if labels is None else Rows.of(labels)
     counts = {name: len(rows) for name, rows in parts.items()}

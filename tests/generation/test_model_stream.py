@@ -183,6 +183,17 @@ REFUSED = {
         "a source that is read in pieces has no padding, got a mask",
     ),
     "table": (lambda x: layers.PositionEmbedding(99)(x), 4, "may be longer than a table"),
+    "ends": (
+        lambda x: [K.Conv1D(4, 3)(x), x],
+        4,
+        "outputs: its inputs must end together, got ends that differ by 2 in positions of the "
+        "source: convolve with padding 'causal'",
+    ),
+    "ends, at some lengths": (
+        lambda x: [K.Conv1D(4, 2, strides=2, padding=y)(x) for y in ("valid", "causal")],
+        4,
+        "got ends that differ by 1 in",
+    ),
 }
 
 

@@ -9,7 +9,7 @@ from small_exports import new_path, once_a_run
 
 from keras_tfm import layers
 from keras_tfm.export import export_tflite
-from keras_tfm.generation import ModelStream
+from keras_tfm.generation import ModelStream, StepRule, register_step
 from keras_tfm.runtime import load
 from keras_tfm.runtime.manifest.manifest import WITH_STREAMS
 
@@ -159,3 +159,31 @@ def test_a_manifest_that_lies_is_refused(tmp_path, change, message):
     with pytest.raises(ValueError, match=message) as caught:
         load(path)
     assert "\n" not in str(caught.value)
+
+
+class Position(K.Layer):
+    """(B, T, D) -> (B, T, D): each vector times its position, counted from 1."""
+
+    def call(self, x):
+        return x * keras.ops.arange(1.0, keras.ops.shape(x)[1] + 1)[:, None]
+
+
+class PositionRule(StepRule):
+    def begin(self, layer, x, rows):
+        return keras.ops.zeros((rows,), "int32")
+
+    def token(self, layer, x, state):
+        return x * keras.ops.cast(state + 1, x.dtype)[:, None], state + 1
+
+
+def test_a_state_of_one_number_for_each_row(tmp_path):
+    register_step(Position, PositionRule())
+    source = keras.Input((None, D), name="readings")
+    late = K.Conv1D(D, 3, padding="same")(source)  # so that a piece begins before the sequence
+    model = randomize(keras.Model(source, Position()(late)))
+    report = export_tflite(model, tmp_path / "m.tflite", ["stream"], piece_length=4)
+    assert report.verification.failures == []
+    values = readings(11)
+    whole = np.array(model(values[np.newaxis]))[0]
+    found = read(load(report.path).open_stream(), values)
+    np.testing.assert_allclose(found, whole, atol=1e-5 * np.abs(whole).max())

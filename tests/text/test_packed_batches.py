@@ -181,3 +181,8 @@ def test_a_fit_over_packed_targets():
 def test_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         PackedBatches(**{"inputs": {"ids": [[1, 2], [3]]}, "length": 3, **arguments})
+
+
+def test_rows_without_names_are_refused():
+    with pytest.raises(TypeError, match="from an input's name to its rows, got list"):
+        PackedBatches([[1, 2], [3]], length=3)

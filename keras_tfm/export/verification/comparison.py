@@ -176,7 +176,7 @@ class Comparison:
         errors, wanted, gaps, seconds = [], [], [], list[float]()
         # Enough pieces to fill the states twice, and one that is not full.
         n = stream.inputs[source].shape[1]
-        kept = max((max(stream.inputs[x].shape[1:]) for x in stream.states), default=1)
+        kept = max((d for x in stream.states for d in stream.inputs[x].shape[1:]), default=1)
         count = PIECES + (stream.delay + 2 * min(kept, STEPS) * stream.stride) // n
         sources = self.rows.sources(name, count)
         for values in sources:

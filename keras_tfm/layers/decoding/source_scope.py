@@ -45,12 +45,17 @@ class Place(NamedTuple):
     Attributes:
         stride: int, the number of positions of the source for one of this sequence.
         delay: int, the number of positions by which the piece is late.
-        end: int or () int32, the length of the whole sequence, as far as it is known.
+        offset: int; of a source of L positions, the whole sequence has (L + offset) // stride.
     """
 
     stride: int
     delay: int
-    end: Size
+    offset: int
+
+    def end(self, length: Size) -> Size:
+        """The length of the whole sequence, of a source of `length` positions."""
+        length = length + self.offset if self.offset else length
+        return length if self.stride == 1 else length // self.stride
 
 
 class Around(NamedTuple):
@@ -94,7 +99,8 @@ class SourceScope(DecodingScope):
 
     def __init__(self, cache: Cache | None = None, *, position: Size = 0, length: int, end: Size):
         super().__init__(cache, position=position, length=length, restarts=True)
-        self.place = Place(1, 0, end)
+        self.place = Place(1, 0, 0)
+        self._length = end
         self.reach = 0
         self._spans_of: dict[tuple[int, int, int], Span] = {}
 
@@ -126,13 +132,14 @@ class SourceScope(DecodingScope):
         """The first of the piece's positions that is in the sequence, and the first behind it."""
         start = self.start
         return tuple(
-            ops.clip(ops.cast(x, "int32"), 0, length) for x in (-start, self.place.end - start)
+            ops.clip(ops.cast(x, "int32"), 0, length)
+            for x in (-start, self.place.end(self._length) - start)
         )
 
     def _inside(self, before: int, length: int) -> Tensor:
         """Which positions are in the sequence, (length,), boolean."""
         positions = self._span_from(before, length).tensor()
-        return ops.logical_and(positions >= 0, positions < self.place.end)
+        return ops.logical_and(positions >= 0, positions < self.place.end(self._length))
 
     def _carry(self, name: str, tensors: dict[str, tuple[Tensor, int, int]]) -> list[Tensor]:
         """Tensors behind what was kept of the pieces before.
@@ -198,7 +205,7 @@ class SourceScope(DecodingScope):
             stride: int, by how many inputs the window moves; a divisor of T.
             padding: pair of int.
         """
-        length, (stretch, delay, end) = x.shape[1], self.place
+        length, (stretch, delay, offset) = x.shape[1], self.place
         if length % stride:
             raise ValueError(
                 f"{name}: a piece has {length} positions here, which its strides of {stride} must "
@@ -213,7 +220,8 @@ class SourceScope(DecodingScope):
         (both,) = self._carry(name, {"inputs": (x, max(kept, 0), 1)})
         first, count = max(-kept, 0), length // stride
         both = both[:, first : first + (count - 1) * stride + size]
-        self.place = Place(stretch * stride, late, (end + before + after - size) // stride + 1)
+        offset += stretch * (before + after - size + stride)
+        self.place = Place(stretch * stride, late, offset)
         return function(both)
 
     def convolve(
@@ -284,6 +292,12 @@ class SourceScope(DecodingScope):
         strides = sorted({place.stride for _, place in pairs})
         if len(strides) > 1:
             raise ValueError(f"{name}: its inputs have a position for each {strides} of the source")
+        ends = sorted({place.offset for _, place in pairs})
+        if len(ends) > 1:
+            raise ValueError(
+                f"{name}: its inputs must end together, got ends that differ by "
+                f"{ends[-1] - ends[0]} in positions of the source: convolve with padding 'causal'"
+            )
         latest = max((place for _, place in pairs), key=lambda place: place.delay)
         self.place = latest
         return [
