@@ -179,7 +179,7 @@ def run_recurrently(
 
     # Keras's own mask takes states and outputs for matrices (B, D), and would make (B, B) of a
     # number for each row. On TensorFlow, its inputs have at least three axes.
-    inputs = (x,) if mask is None else (x, mask)
+    inputs = (x,) if mask is None else (x, keras.ops.convert_to_tensor(mask))
     deep = [x if len(x.shape) > 2 else x[:, :, None] for x in keras.tree.flatten(inputs)]
 
     def one(deep: list[Tensor], flat: Any) -> tuple[Tensor, Any]:
