@@ -55,3 +55,17 @@ def test_a_field_counts_under_its_other_name(tmp_path):
     """As in transformers, which reads it after the field itself."""
     fields = {"model_type": "gpt2", "n_head": 12, "num_attention_heads": 6}
     assert arguments_of(tmp_path, "gpt2", fields)["num_heads"] == "6"
+
+
+def test_a_window_is_read_only_of_blocks_that_have_one(tmp_path):
+    """`transformers` writes -1 for the decoder of ModernBERT without them."""
+    fields = {"num_hidden_layers": 2, "local_attention": None}
+    config = transformers.ModernBertDecoderConfig(**fields, layer_types=["full_attention"] * 2)
+    assert config.to_dict()["sliding_window"] == -1
+    found = arguments_of(tmp_path, "modernbert-decoder", config.to_dict())
+    assert found["windows"] == "None"
+    fields = {**config.to_dict(), "layer_types": ["sliding_attention"] * 2, "local_attention": 6}
+    with pytest.raises(ValueError, match=r"sliding_window must be an integer from 1 .* got -1"):
+        arguments_of(tmp_path, "modernbert-decoder", fields)
+    found = arguments_of(tmp_path, "modernbert-decoder", {**fields, "sliding_window": 3})
+    assert found["windows"] == "3"

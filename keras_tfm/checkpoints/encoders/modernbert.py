@@ -251,13 +251,16 @@ def _decoder_table(model: models.Model) -> tuple[Row, ...]:
 
 def _decoder_windows(config: Config, num_layers: int) -> Windows:
     """The window of each block: `sliding_window`, or half of `local_attention`."""
-    kinds = config.fields.get("layer_types")
+    kinds, window = config.fields.get("layer_types"), None
     if kinds is None:
         kinds = _layer_types(config.integer("global_attn_every_n_layers", 3), num_layers)
-    if config.fields.get("local_attention", 0) is None and SLIDING in kinds:
-        config.refuse("local_attention", None, f"an integer, for the {SLIDING} in layer_types")
-    half = config.integer("local_attention", 128, minimum=2) // 2
-    return read_windows(config, kinds, config.integer("sliding_window", half))
+    # Without such blocks, transformers writes a window of -1 for no `local_attention`.
+    if isinstance(kinds, list) and SLIDING in kinds:
+        if config.fields.get("local_attention", 0) is None:
+            config.refuse("local_attention", None, f"an integer, for the {SLIDING} in layer_types")
+        half = config.integer("local_attention", 128, minimum=2) // 2
+        window = config.integer("sliding_window", half)
+    return read_windows(config, kinds, window)
 
 
 def _decoder_arguments(config: Config, named: Named) -> Arguments:
