@@ -69,3 +69,20 @@ def test_a_window_is_read_only_of_blocks_that_have_one(tmp_path):
         arguments_of(tmp_path, "modernbert-decoder", fields)
     found = arguments_of(tmp_path, "modernbert-decoder", {**fields, "sliding_window": 3})
     assert found["windows"] == "3"
+
+
+@pytest.mark.parametrize(
+    "model_type", ["qwen3", "gemma2", "cohere2", "olmo3", "smollm3", "exaone4"]
+)
+def test_layer_types_are_one_for_each_block(model_type, tmp_path):
+    """Also where all are equal, which is one window for all blocks."""
+    fields = {
+        "model_type": model_type, "num_hidden_layers": 3, "use_sliding_window": True,
+        "sliding_window": 5, "layer_types": ["sliding_attention"] * 3,
+    }  # fmt: skip
+    assert arguments_of(tmp_path, model_type, fields)["windows"] == "5"
+    with pytest.raises(ValueError, match="layer_types must be 3 of full_attention and sliding"):
+        arguments_of(tmp_path, model_type, {**fields, "layer_types": ["sliding_attention"]})
+    if model_type != "qwen3":  # of which null is no window
+        with pytest.raises(ValueError, match="sliding_window must be an integer"):
+            arguments_of(tmp_path, model_type, {**fields, "sliding_window": None})

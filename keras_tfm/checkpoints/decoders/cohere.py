@@ -52,9 +52,7 @@ def _windows(config: Config, num_layers: int) -> Windows:
     if kinds is None:
         pattern = config.integer("sliding_window_pattern", _PATTERN)
         kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
-    if window is None and SLIDING in kinds:
-        config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
-    return read_windows(config, kinds, window)
+    return read_windows(config, kinds, num_layers, window)
 
 
 def _arguments(config: Config, named: Named, model_type: str) -> Arguments:

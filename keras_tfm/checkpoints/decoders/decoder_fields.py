@@ -18,10 +18,16 @@ Windows: TypeAlias = int | Sequence[int | None] | None
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def read_windows(config: Config, kinds: object, window: int | None) -> Windows:
+def read_windows(config: Config, kinds: object, num_layers: int, window: int | None) -> Windows:
     """The window of each block from `layer_types`; one for all if they are equal."""
-    if not isinstance(kinds, list) or not kinds or not set(kinds) <= {FULL, SLIDING}:
-        config.refuse("layer_types", kinds, f"a list of {FULL} and {SLIDING}")
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != num_layers
+        or not all(kind in (FULL, SLIDING) for kind in kinds)
+    ):
+        config.refuse("layer_types", kinds, f"{num_layers} of {FULL} and {SLIDING}")
+    if window is None and SLIDING in kinds:
+        config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
     each = [window if kind == SLIDING else None for kind in kinds]
     return each[0] if len(set(each)) == 1 else each
 

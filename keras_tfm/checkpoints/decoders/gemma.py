@@ -120,9 +120,7 @@ def _windows(config: Config, num_layers: int, version: int, causal: bool) -> Win
         window = _WINDOW
     if window is not None and not causal:
         window = window // 2 + 1
-    if window is None and SLIDING in kinds:
-        config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
-    return read_windows(config, kinds, window)
+    return read_windows(config, kinds, num_layers, window)
 
 
 def _fields(model: models.Model, architecture: str, version: int) -> Fields:

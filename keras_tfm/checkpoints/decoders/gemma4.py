@@ -135,7 +135,9 @@ def _arguments(config: Config, named: Named) -> Arguments:
     return {
         **arguments,
         "activation": config.activation("hidden_activation", "gelu_pytorch_tanh"),
-        "windows": read_windows(config, kinds, config.integer("sliding_window", _WINDOW)),
+        "windows": read_windows(
+            config, kinds, num_layers, config.integer("sliding_window", _WINDOW)
+        ),
         **_global_heads(config, arguments, kinds, tied),
         "tied_values": tied,
         "num_shared_layers": num_shared,

@@ -187,7 +187,7 @@ def _windows(config: Config, num_layers: int, causal: bool) -> Windows:
     if kinds is None:  # older files
         first = config.integer("max_window_layers", 28, minimum=0)
         kinds = [FULL if i < first else SLIDING for i in range(num_layers)]
-    return read_windows(config, kinds, window)
+    return read_windows(config, kinds, num_layers, window)
 
 
 def _arguments(config: Config, named: Named, bias: bool | Sequence[str] | None) -> Arguments:

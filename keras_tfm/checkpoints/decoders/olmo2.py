@@ -76,9 +76,7 @@ def _windows(config: Config, num_layers: int) -> Windows:
     kinds = config.fields.get("layer_types")
     if kinds is None:
         kinds = [SLIDING if (i + 1) % 4 else FULL for i in range(num_layers)]
-    if window is None and SLIDING in kinds:
-        config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
-    return read_windows(config, kinds, window)
+    return read_windows(config, kinds, num_layers, window)
 
 
 def _exaone_windows(config: Config, num_layers: int) -> Arguments:
@@ -95,9 +93,10 @@ def _exaone_windows(config: Config, num_layers: int) -> Arguments:
             config.refuse("sliding_window_pattern", pattern, "an integer, without layer_types")
         is_local = [window is not None and (i + 1) % pattern != 0 for i in range(num_layers)]
         kinds = [SLIDING if x else FULL for x in is_local]
-    if window is None and SLIDING in kinds:
-        config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
-    return {"windows": read_windows(config, kinds, window), "global_rotary": window is None}
+    return {
+        "windows": read_windows(config, kinds, num_layers, window),
+        "global_rotary": window is None,
+    }
 
 
 def _exaone_arguments(config: Config, named: Named) -> Arguments:

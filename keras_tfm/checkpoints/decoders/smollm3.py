@@ -49,9 +49,7 @@ def _windows(config: Config, rotary: list[bool]) -> Windows:
         has_windows = config.flag("use_sliding_window", False) and window is not None
         kinds = [SLIDING if has_windows and not rotates else FULL for rotates in rotary]
     # transformers masks by `layer_types`, whatever `use_sliding_window` says.
-    if window is None and SLIDING in kinds:
-        config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
-    return read_windows(config, kinds, window)
+    return read_windows(config, kinds, len(rotary), window)
 
 
 def _arguments(config: Config, named: Named) -> Arguments:

@@ -147,11 +147,7 @@ def _windows(config: Config, num_layers: int, more: int) -> Windows:
     window = config.integer("sliding_window", None)
     if "sliding_window" not in config.fields:
         window = WINDOW
-    if window is None and SLIDING in kinds:
-        config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
-    if isinstance(kinds, list) and len(kinds) != num_layers:
-        config.refuse("layer_types", kinds, f"a list of {num_layers}")
-    return read_windows(config, kinds, None if window is None else window + more)
+    return read_windows(config, kinds, num_layers, None if window is None else window + more)
 
 
 def shared_fields(model: models.Model) -> Fields:

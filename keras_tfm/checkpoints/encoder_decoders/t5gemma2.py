@@ -126,11 +126,7 @@ def _windows(config: Config, num_layers: int) -> Windows:
     window = config.integer("sliding_window", None)
     if "sliding_window" not in config.fields:
         window = WINDOW
-    if window is None and SLIDING in kinds:
-        config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
-    if isinstance(kinds, list) and len(kinds) != num_layers:
-        config.refuse("layer_types", kinds, f"a list of {num_layers}")
-    return read_windows(config, kinds, window)
+    return read_windows(config, kinds, num_layers, window)
 
 
 def _fields(model: models.Model, architecture: str) -> Fields:

@@ -260,7 +260,7 @@ def _decoder_windows(config: Config, num_layers: int) -> Windows:
             config.refuse("local_attention", None, f"an integer, for the {SLIDING} in layer_types")
         half = config.integer("local_attention", 128, minimum=2) // 2
         window = config.integer("sliding_window", half)
-    return read_windows(config, kinds, window)
+    return read_windows(config, kinds, num_layers, window)
 
 
 def _decoder_arguments(config: Config, named: Named) -> Arguments:
