@@ -46,7 +46,7 @@ FORMS = {
     "stepped": "write",
     "writer": "write",
     "chat": "chat",
-    "int8_caches": "write",
+    "int8_caches": "of its signature .* is int8, and LiteRT.js takes float32",
     "embeddings": "its tokenizer is source.model|a page reads tokenizer.json",
     "adapters": "its generate takes prompts",
     "speech": "speech",

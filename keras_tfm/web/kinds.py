@@ -28,14 +28,24 @@ FORMS = {
     "speech": "Speech to text",
     "live": "Live speech",
 }
+# The dtypes of the inputs and outputs that LiteRT.js has.
+DTYPES = ("float32", "int32", "uint8")
 
 
 def form_of(manifest: Manifest) -> str:
     """The name of the form for a file, one of `FORMS`.
 
     Raises:
-        ValueError: no form fits the file.
+        ValueError: no form fits the file, or LiteRT.js does not run it.
     """
+    for name, signature in manifest.signatures.items():
+        for key, x in [*signature.inputs.items(), *signature.outputs.items()]:
+            if x.dtype not in DTYPES:
+                instead = ': export it with cache="float32"' if manifest.cache == "int8" else ""
+                raise ValueError(
+                    f"{key} of its signature {name} is {x.dtype}, and LiteRT.js takes "
+                    f"{', '.join(DTYPES)}{instead}"
+                )
     is_live = _hears_in_pieces(manifest)
     if is_live and manifest.models and _of(manifest, Generate):
         if any(x.tokenizers for x in manifest.models.values()):

@@ -224,10 +224,17 @@ def test_refusals():
 
     custom = Prefixed(hub.BertTokenizer(word_pieces()), sequence_length=99)
     lower = hub.BertTokenizer(word_pieces(), lowercase=True, strip_accents=True)
+    left = PREPROCESSORS["t5"]()
+    left.build(None)
+    left.decoder_packer.padding_side = "left"  # which the check of ids does not see
+    words = [f"{i} {chr(i)!r} 1" for i in range(1, 100)]
+    rwkv = hub.RWKV7CausalLMPreprocessor(hub.RWKVTokenizer(words), sequence_length=16)
     for given, error, message in (
         (custom, ValueError, r"Prefixed gives the ids \[.*with tokenizer="),
         (classifier("Bert", lower), ValueError, "lowercase=True and strip_accents=True cannot"),
         (hub.BertTokenizer(word_pieces()), TypeError, "a Preprocessor .*, got BertTokenizer"),
+        (left, ValueError, "the decoder_packer of T5Seq2SeqLMPreprocessor has padding_side='left'"),
+        (rwkv, ValueError, "be stored exactly, not RWKVTokenizer"),
     ):
         with pytest.raises(error, match=message) as caught:
             read_preprocessing(given)

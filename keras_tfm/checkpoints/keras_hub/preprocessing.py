@@ -168,6 +168,7 @@ def _texts(preprocessor: keras.Layer, kinds: set[str]) -> Arguments:
     after: Sequence[int] = ()
     between: Sequence[int] = ()
     packer = getattr(preprocessor, "packer", None)
+    _check_padding_side(preprocessor)
     if "Seq2SeqLMPreprocessor" in kinds:
         reader, writer = preprocessor.encoder_packer, preprocessor.decoder_packer
         before, after = reader.start_value or (), reader.end_value or ()
@@ -204,6 +205,17 @@ def _texts(preprocessor: keras.Layer, kinds: set[str]) -> Arguments:
         form, tokenizer, settings["before"], tuple(map(int, between)), settings["after"]
     )
     return settings
+
+
+def _check_padding_side(preprocessor: keras.Layer) -> None:
+    """Raises ValueError if a packer pads before the text, which moves its positions."""
+    for name in ("packer", "encoder_packer", "decoder_packer"):
+        side = getattr(getattr(preprocessor, name, None), "padding_side", "right")
+        if side != "right":
+            raise ValueError(
+                f"the {name} of {type(preprocessor).__name__} has padding_side={side!r}, and files "
+                'have padding after a text: make it with padding_side="right"'
+            )
 
 
 def _continues(kinds: set[str]) -> bool:

@@ -108,6 +108,11 @@ def convert(tokenizer: Any) -> tuple[str, bytes, dict[str, bool]]:
         ModuleNotFoundError: `tokenizers` is missing.
     """
     kinds = [cls.__name__ for cls in type(tokenizer).__mro__]
+    if not {"SentencePieceTokenizer", "WordPieceTokenizer", "BytePairTokenizer"} & set(kinds):
+        raise ValueError(
+            "only KerasHub's SentencePieceTokenizer, WordPieceTokenizer and BytePairTokenizer can "
+            f"be stored exactly, not {kinds[0]}: make a tokenizers.Tokenizer, and train with that"
+        )
     if tokenizer.sequence_length is not None:
         raise ValueError("it truncates rows: make it with sequence_length=None")
     if "int" not in str(tokenizer.compute_dtype):
@@ -119,15 +124,10 @@ def convert(tokenizer: Any) -> tuple[str, bytes, dict[str, bool]]:
     elif "WordPieceTokenizer" in kinds:
         tokenizer._check_vocabulary()
         result = ".json", word_piece_json(tokenizer), {}
-    elif "BytePairTokenizer" in kinds:
+    else:
         tokenizer._check_vocabulary()
         tokenizer._maybe_initialized_tokenizers()
         result = ".json", tokenizer._tokenizer.to_str().encode(), {}
-    else:
-        raise ValueError(
-            "only KerasHub's SentencePieceTokenizer, WordPieceTokenizer and BytePairTokenizer can "
-            "be stored exactly: make a tokenizers.Tokenizer, and train with that"
-        )
     _compare(tokenizer, read(f"tokenizer{result[0]}", *result[1:]))
     return result
 

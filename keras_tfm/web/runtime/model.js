@@ -2119,8 +2119,11 @@ function encodeTyped(text, ability, most = Infinity) {
     if (bare[0] === start) ids = ids.slice(Math.max(0, starts(ids) - starts(bare)));
     if (startId !== null && ids[0] !== startId) ids = [startId, ...ids];
     if (!ids.length) throw new TextError("The prompt is empty.");
-  } else if (!more && tokens.every((token) => source.special_tokens.includes(token))) {
-    throw new TextError("There is no text to read.");
+  } else if (!more) {
+    const nothing = encoded(source, isText(text) ? "" : ["", ""], true).ids;
+    if (whole.ids.length === nothing.length && nothing.every((id, i) => id === whole.ids[i])) {
+      throw new TextError("There is no text to read.");
+    }
   }
   if (ids.length > length) {
     throw new TextError(
@@ -3337,6 +3340,10 @@ function readSource(signatures, manifest, metadata) {
     (name) => name !== input && (tokensOf(name) !== input || !(inputs[name].dtype in ARRAYS)),
   );
   if (others.length || shape.length !== 2 || dtype !== "int32" || !padded) {
+    if (others.some((name) => inputs[name].kind === "padding")) {
+      const instead = "which are stepped here: export it with the signatures prefill and decode";
+      throw new ModelError(`The generate of the file takes prompts, ${instead}.`);
+    }
     const known = [input, ...others].join(", ");
     throw new ModelError(`This page runs models of one padded row of tokens, not of ${known}.`);
   }
