@@ -16,6 +16,7 @@ from keras_tfm.export.graph.adapters import Placeholders, clear
 from keras_tfm.export.graph.conversion import convert, layer_sizes
 from keras_tfm.export.graph.gpu_graph import rewrite_for_gpu
 from keras_tfm.export.graph.int8_caches import use_int8_operators
+from keras_tfm.export.graph.limited_roots import limit_roots
 from keras_tfm.export.graph.loop_outputs import copy_loop_outputs
 from keras_tfm.export.graph.schema import ModelT
 from keras_tfm.export.member import Member
@@ -176,7 +177,7 @@ def convert_members(
         if quantization.trained is not None:
             stack.enter_context(quantization.trained.tracing("int8" in caches))
         model = convert(quantization.model, signatures, quantization, custom_operators)
-    for rewrite in (*passes, copy_loop_outputs):
+    for rewrite in (*passes, limit_roots, copy_loop_outputs):
         rewrite(model)
     schema, tables = import_litert("schema_py_generated"), flatbuffer.tables(model)
     graphs = read_graphs(schema, schema.Model.GetRootAsModel(tables, 0))

@@ -124,6 +124,7 @@ def test_inputs_of_texts_are_those_of_python(tmp_path):
         if hasattr(layer, "padding"):
             layer.padding = "after_end"
     texts = ["two <pad> three", ["two three", "six"], ["<pad> two", "ten <pad>"], "two end <pad>"]
+    texts.append("zebra")  # an unknown word only, which is no empty text
     cases = []
     for name, model in {"bert": bert, "llama": llama, "embedded": embedded}.items():
         path = tmp_path / f"{name}.tflite"
@@ -149,6 +150,8 @@ def test_inputs_of_texts_are_those_of_python(tmp_path):
     assert (given["tokens"][6:] == np.array([7, 7, 7])).all()  # padding after 6 tokens
     assert any(-2 in case["given"]["tokens"] for case in cases)
     assert any(1 in case["given"].get("segments", []) for case in cases)
+    refused = "The generate of the file takes prompts, which are stepped here"
+    cases.append({"file": str(file_of("adapters")), "refused": refused})
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     run_in_node("test:inputs", CASES=tmp_path / "cases.json")
 

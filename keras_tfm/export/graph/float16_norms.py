@@ -203,14 +203,6 @@ class _Bounds(GraphEditor):
             return None
         return maker if any(self._is(maker, name) for name in names) else None
 
-    def _scalar(self, index: int) -> float | None:
-        """A constant of one number; None if a tensor is something else."""
-        tensor = self._graph.tensors[index]
-        data = self._model.buffers[tensor.buffer].data
-        if data is None or tensor.type != self._schema.TensorType.FLOAT32 or len(data) != 4:
-            return None
-        return float(np.asarray(data, "uint8").view("float32")[0])
-
     def _new(self, name: str, inputs: list[int], like: int, output: int | None = None) -> int:
         """Appends an operator; its result, of the shape of `like`, is a new tensor by default."""
         result = self._like(int(like)) if output is None else int(output)

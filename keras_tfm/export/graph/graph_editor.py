@@ -68,6 +68,14 @@ class GraphEditor:
         data = self._model.buffers[self._graph.tensors[index].buffer].data
         return [int(x) for x in np.asarray(data, "uint8").view("int32")]
 
+    def _scalar(self, index: int) -> float | None:
+        """A constant of one number; None if a tensor is something else."""
+        tensor = self._graph.tensors[index]
+        data = self._model.buffers[tensor.buffer].data
+        if data is None or tensor.type != self._schema.TensorType.FLOAT32 or len(data) != 4:
+            return None
+        return float(np.asarray(data, "uint8").view("float32")[0])
+
     def _tensor(self, shape: Sequence[int], dtype: int, buffer: int = 0) -> int:
         """The index of a new tensor."""
         tensor = self._schema.TensorT()
