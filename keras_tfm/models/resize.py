@@ -15,6 +15,7 @@ from keras_tfm.layers.embeddings.pad_tokens import PadTokens
 from keras_tfm.layers.types import Config
 from keras_tfm.models.identity import Marker, identity_of
 from keras_tfm.models.model import Model
+from keras_tfm.models.quantization.state import quantization_of, set_quantization
 from keras_tfm.models.with_dtype import recreate
 
 _TARGET = "target_vocabulary_size"
@@ -31,7 +32,8 @@ def resize_vocabulary(
     The rows of old ids stay as they are, in the table of the embedding, in an output layer of its
     own and in an output bias. Rows of new ids are the mean of the old ones, so that a new token is
     at first about as likely as an average one; train them. Everything else is copied: family,
-    arguments, head and LoRA adapters. To keep only the first ids, give a smaller number.
+    arguments, head, LoRA adapters and the rounding of `enable_quantization`. To keep only the first
+    ids, give a smaller number.
 
     Args:
         model: `keras_tfm.Model` of a builder of `keras_tfm.models` that has token ids, with or
@@ -231,6 +233,8 @@ def _copy(
     names, others = ([x.path for x in one.weights] for one in (plain, copy))
     if names != others:
         raise ValueError(f"{model.name} cannot be recreated: expected {names}, got {others}")
+    state = quantization_of(model)
+    grids = {} if state is None else {id(x.variable): x.grid for x in state.weights}
     for new, weight in zip(copy.weights, plain.weights, strict=True):
         new.trainable = weight.trainable
         shape, wanted = tuple(weight.shape), tuple(new.shape)
@@ -244,7 +248,15 @@ def _copy(
         rows = np.moveaxis(ops.convert_to_numpy(ops.cast(weight, "float32")), axis, 0)
         added = max(0, wanted[axis] - len(rows))
         rows = np.concatenate([rows[: wanted[axis]], [new_row(rows)] * added]) if added else rows
-        new.assign(np.moveaxis(rows[: wanted[axis]], 0, axis))
+        value = np.moveaxis(rows[: wanted[axis]], 0, axis)
+        new.assign(value)
+        if id(weight) in grids:
+            first = np.arange(min(shape[axis], wanted[axis]))
+            grids[id(weight)] = grids[id(weight)].with_rows(value, first)
+    if state is not None:
+        pairs = zip(copy.weights, plain.weights, strict=True)
+        of_copy = {id(new): grids[id(old)] for new, old in pairs if id(old) in grids}
+        set_quantization(copy, state.of_resized(copy, of_copy))
     return copy
 
 

@@ -7,6 +7,12 @@ from compare import assert_close, to_numpy
 from keras_weights import randomize
 
 from keras_tfm import models
+from keras_tfm.models.quantization.state import (
+    TrainedQuantization,
+    quantization_of,
+    quantization_settings,
+    set_quantization,
+)
 from keras_tfm.models.resize import position_tables, resize_positions
 
 SMALL = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 11}
@@ -74,6 +80,44 @@ def test_both_sizes_of_two_tables():
     x, y = run(model, BOTH)[0], run(larger, BOTH)[0]
     assert (x.shape[-1], y.shape[-1]) == (11, 14)
     assert_close(y[..., :11], x, 1e-5)
+
+
+@pytest.mark.parametrize(("quantization", "more"), [("int4", 0), ("int8", 2)])
+def test_rounding_is_kept(quantization, more):
+    """With adapters, too. Tables of 31 ids are too small for int8, those of 35 are not."""
+    model = randomize(models.llama(31, **{**SMALL, "dim": 32}))
+    models.enable_quantization(model, quantization, keep_float=["outer"], activations=True)
+    models.enable_lora(model, rank=2)
+    for weight in model.trainable_weights:
+        weight.assign(keras.random.normal(weight.shape, stddev=0.1, seed=1))
+    larger = models.resize_vocabulary(model, 35)
+    smaller = models.resize_vocabulary(larger, 31)
+    for copy, added in ((larger, more), (smaller, 0)):
+        assert quantization_settings(copy) == quantization_settings(model)
+        assert len(quantization_of(copy).weights) == len(quantization_of(model).weights) + added
+        if not added:
+            assert_close(to_numpy(copy(IDS))[..., :31], to_numpy(model(IDS)), 1e-5)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_published_scales_are_kept(bits):
+    """The scales of old ids stay; offsets, too, and those of new ids are 0."""
+    model = randomize(models.gpt(13, **{**SMALL, "dim": 32}, max_length=7))
+    state = TrainedQuantization(model, "int4", keep_int8=[model.embedding.name] * (bits == 8))
+    scales = np.full((13,) if bits == 8 else (13, 1), 0.25, "float32" if bits == 8 else "float16")
+    offsets = None if bits == 8 else np.full((13, 1), 0.125, "float32")
+    state.publish({0: state.weights[0].grid._replace(scales=scales, offsets=offsets)})
+    set_quantization(model, state)
+    larger = models.resize_vocabulary(model, 15)
+    assert_close(to_numpy(larger(IDS))[..., :13], to_numpy(model(IDS)), 1e-5)
+    variable, grid = quantization_of(larger).weights[0]
+    np.testing.assert_array_equal(grid.scales[:13], scales)
+    table = to_numpy(variable)
+    step = np.abs(table[13:]).max(axis=1) / (127 if bits == 8 else 7)
+    rounded = to_numpy(grid.straight_through(variable))
+    assert np.all(np.abs(rounded - table)[13:] < 0.51 * step[:, None])
+    smaller = models.resize_vocabulary(larger, 13)
+    np.testing.assert_array_equal(to_numpy(smaller(IDS)), to_numpy(model(IDS)))
 
 
 def test_adapters_and_what_trains_are_kept():

@@ -205,6 +205,29 @@ class Grid(NamedTuple):
             offsets = (offsets * groups[..., 0]).astype("float32")
         return self._replace(scales=stored, offsets=offsets)
 
+    def with_rows(self, weight: np.ndarray, kept: np.ndarray) -> "Grid":
+        """The grid of a weight of other outputs: those of `kept` have their published scales.
+
+        Args:
+            weight: float32, the new weight. Its first outputs are those of `kept`.
+            kept: (F,), int, the old numbers of these outputs.
+
+        >>> import numpy as np
+        >>> from keras_tfm.models.quantization.rounding import Grid
+        >>> grid = Grid(8, 1, 2, scales=np.array([1, 2, 3], "float32"))
+        >>> grid.with_rows(np.full((3, 2), 1270, "float32"), np.array([0, 2])).scales.tolist()
+        [1.0, 3.0, 10.0]
+        """
+        if self.scales is None:
+            return self
+        new = self.rows(weight)[len(kept) :]
+        scales, offsets = self.scales[kept], self.offsets
+        if len(new):
+            scales = np.concatenate([scales, Grid(self.bits, 1, 2).round(new)[1]])
+        if offsets is not None:
+            offsets = np.pad(offsets[kept], ((0, len(new)), (0, 0)))
+        return self._replace(scales=scales, offsets=offsets)
+
     def rows(self, weight: np.ndarray) -> np.ndarray:
         """The weight as the matrix (F, D) of a file, a row for each output."""
         shape = _three_axes(weight.shape, self)

@@ -125,6 +125,22 @@ class TrainedQuantization:
         result.publish({i: x.grid for i, x in enumerate(self.weights)})
         return result
 
+    def of_resized(self, model: keras.Model, grids: Mapping[int, Grid]) -> "TrainedQuantization":
+        """The same rounding, of a copy with weights of other sizes.
+
+        Args:
+            model: the copy. In "int8", a weight that was too small to be rounded may no longer be.
+            grids: those of the copy's weights that were rounded, by the `id` of the variable.
+        """
+        result = TrainedQuantization(model, **self.get_config())
+        found = {
+            i: grids[id(x.variable)]
+            for i, x in enumerate(result.weights)
+            if id(x.variable) in grids
+        }
+        result.publish(found)
+        return result
+
     def of_derived(self, model: keras.Model) -> "TrainedQuantization":
         """The same rounding, of another model with some of the layers."""
         layers = sublayers(model)
