@@ -45,6 +45,11 @@ def llama(**options):
     return models.llama(VOCABULARY, **SMALL, num_key_value_heads=2, max_length=16, **options)
 
 
+def mamba2():
+    sizes = {"dim": 16, "num_layers": 1, "num_heads": 4, "head_dim": 4, "state_dim": 3}
+    return models.mamba2(VOCABULARY, **sizes)
+
+
 def t5():
     return models.t5(VOCABULARY, **SMALL, dropout=0.0, gated=True, num_buckets=8)
 
@@ -60,6 +65,7 @@ PICTURES = np.random.default_rng(0).normal(size=(8, 8, 8, 3)).astype("float32")
 DATA = {
     bert: ({"tokens": IDS, "segments": 0 * IDS}, CLASSES),
     llama: (IDS, IDS),
+    mamba2: (IDS, IDS),
     t5: ({"source": IDS, "target": IDS}, IDS),
     vit: (PICTURES, CLASSES),
 }
@@ -90,8 +96,8 @@ PROMPTS = [[3, 4, 5], [6, 7], [8], [9, 3], [4], [5], [6, 6, 6], [7]]
 
 def generated(build, kind, strategy=None):
     model, _ = trained(build, kind)
-    start = {} if build is llama else {"start_id": 1}
-    inputs = PROMPTS if build is llama else {"source": IDS}
+    start = {"start_id": 1} if build is t5 else {}
+    inputs = {"source": IDS} if build is t5 else PROMPTS
     with distribution(kind, build).scope():
         return generation.generate(model, inputs, max_length=10, strategy=strategy, **start)
 

@@ -1,5 +1,6 @@
 """A causal convolution of each channel, in a full pass and in a step."""
 
+import keras
 from keras import ops
 
 from keras_tfm.layers.decoding.scope import current_scope
@@ -35,7 +36,12 @@ def causal_convolution(
     kernel = ops.reshape(kernel, (size, dim, 1))
 
     def convolve(x: Tensor) -> Tensor:
-        y = ops.depthwise_conv(x, kernel, padding="valid")
+        if x.shape[1] == size and keras.backend.backend() == "jax":
+            # XLA on a CPU aborts (JAX 0.10) where it compiles a depthwise convolution with one
+            # output, as in a step, and channels that are divided between devices.
+            y = ops.sum(x * kernel[..., 0], axis=1, keepdims=True)
+        else:
+            y = ops.depthwise_conv(x, kernel, padding="valid")
         return y if bias is None else y + bias
 
     if mask is not None:
