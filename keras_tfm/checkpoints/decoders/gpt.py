@@ -23,7 +23,7 @@ _dense = partial(dense, transposed=False)
 END = 50256
 _OPT_EMBEDDING = "decoder.embed_tokens.weight"
 
-# Values of arguments that only OPT has.
+# The arguments that only OPT uses, as they are in every other family.
 OF_OPT: Arguments = {"embedding_dim": None, "feed_forward_bias": True, "position_offset": 0}
 ALIASES = {
     "max_position_embeddings": "n_positions", "hidden_size": "n_embd",

@@ -14,7 +14,7 @@ _LARGEST = 1e18
 def limit_roots(model: ModelT) -> None:
     """Limits what an inverse root reads, not its result.
 
-    With a constant c,
+    With a constant c > 0 and x >= 0,
 
         min(1 / sqrt(x), c) = 1 / sqrt(max(x, 1 / c^2))
 
