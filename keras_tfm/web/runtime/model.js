@@ -2120,10 +2120,9 @@ function encodeTyped(text, ability, most = Infinity) {
     if (startId !== null && ids[0] !== startId) ids = [startId, ...ids];
     if (!ids.length) throw new TextError("The prompt is empty.");
   } else if (!more) {
-    const nothing = encoded(source, isText(text) ? "" : ["", ""], true).ids;
-    if (whole.ids.length === nothing.length && nothing.every((id, i) => id === whole.ids[i])) {
-      throw new TextError("There is no text to read.");
-    }
+    // A tag of a language, as an unknown word, may be a special token, but only the word is text.
+    const isAdded = (x) => source.special_tokens.includes(x) && x !== source.model.unk_token;
+    if (tokens.every(isAdded)) throw new TextError("There is no text to read.");
   }
   if (ids.length > length) {
     throw new TextError(
