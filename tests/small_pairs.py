@@ -40,8 +40,8 @@ def letters():
     from tokenizers import models as kinds
 
     ids = {x: i for i, x in enumerate(["<pad>", "<start>", "<end>", "<unk>", *" abcdefghijklmno"])}
-    tokenizer = Tokenizer(kinds.WordLevel(ids, unk_token="<unk>"))
-    tokenizer.add_special_tokens(["<pad>", "<start>", "<end>"])
+    tokenizer = Tokenizer(kinds.WordPiece(ids, unk_token="<unk>"))
+    tokenizer.add_special_tokens(["<pad>", "<start>", "<end>", "<unk>"])  # as BERT's
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -25,7 +25,7 @@ def sentences(folder):
     file = runtime.load(path)
     assert np.abs(file.embed("abba cab") - file.embed("hide a")).max() > 1e-3
     assert np.array_equal(file.embed("abba cab"), file.embed("abba hide"))  # start, 4, end
-    asked = [("a", None), ("a cab", 5), ("abba cab", None), ("abba cab", 3)]
+    asked = [("a", None), ("zz", None), ("a cab", 5), ("abba cab", None), ("abba cab", 3)]
     return [
         {"text": text, "dimensions": n, "vector": file.embed(text, dimensions=n).tolist()}
         for text, n in asked
