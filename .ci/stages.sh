@@ -204,10 +204,13 @@ stage_extras() {
 }
 
 stage_lint() {
+    local system
     with_extras
     .venv/bin/ruff check .
     .venv/bin/ruff format --check .
     .venv/bin/mypy
+    # What Python's modules lack on other systems.
+    for system in darwin win32; do .venv/bin/mypy --platform "$system"; done
     .venv/bin/python benchmarks/structure.py
 }
 

@@ -160,13 +160,12 @@ def _lock_new_folder(parent: Path) -> tuple[Path, int | None]:
     """A new folder, and the file descriptor that locks it while this process lives."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        if sys.platform == "win32":
-            return folder, None
         lock = None
-        with contextlib.suppress(OSError):
-            lock = os.open(folder, os.O_RDONLY)
-            # Where the file system has no locks, stale folders are never removed.
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        # On Windows, and where the file system has no locks, stale folders are never removed.
+        if sys.platform != "win32":
+            with contextlib.suppress(OSError):
+                lock = os.open(folder, os.O_RDONLY)
+                fcntl.flock(lock, fcntl.LOCK_EX)
         # Another process may have removed the folder as stale before it was locked.
         if folder.exists():
             return folder, lock
@@ -177,19 +176,16 @@ def _lock_new_folder(parent: Path) -> tuple[Path, int | None]:
 def _remove_if_stale(folder: Path) -> None:
     """Removes a temporary folder unless a process has it locked."""
     # Killed between the two renames of `replace_folder`: it holds both SavedModels, complete.
-    if sys.platform == "win32" or ((folder / "old").exists() and (folder / "new").exists()):
+    if (folder / "old").exists() and (folder / "new").exists():
         return
-    try:
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:  # another user's, or not a folder
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    except OSError:  # in use
-        pass
-    finally:
-        os.close(lock)
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):  # another user's, not a folder, or in use
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ Example:
 >>> check_memory("loading a small model", 2**20)
 """
 
-import os
+import mmap
 import sys
 import warnings
 from pathlib import Path
@@ -103,7 +103,7 @@ def _address_space() -> int:
         pages = (_SYSTEM / "proc/self/statm").read_text().split()[0]
     except OSError:
         return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return int(pages) * mmap.PAGESIZE
 
 
 def _integer(file: Path) -> int | None:

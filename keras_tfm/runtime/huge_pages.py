@@ -34,9 +34,11 @@ _lock = threading.Lock()
 @contextlib.contextmanager
 def memory_file() -> Iterator[str | None]:
     """The path of an empty file in memory for packed weights; None where the system has none."""
-    try:
-        descriptor = os.memfd_create(NAME.removeprefix("/memfd:"))
-    except (AttributeError, OSError):  # not on Linux
+    descriptor = None
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError, OSError):  # an old C library or system
+            descriptor = os.memfd_create(NAME.removeprefix("/memfd:"))
+    if descriptor is None:
         yield None
         return
     try:
@@ -87,6 +89,8 @@ def _move(mapping: Mapping, others: list[Mapping]) -> None:
     that no thread ever sees other content. Pages of the file that the other mappings of the file do
     not have are released at once.
     """
+    if sys.platform != "linux":
+        return
     library = _library()
     descriptor = _descriptor(mapping.inode)
     for first in range(mapping.start, mapping.start + mapping.size, CHUNK):

@@ -91,9 +91,7 @@ def drop_pages(path: Path) -> None:
 
     Of what can be written to, such as a copy of NumPy's `memmap`, none are dropped.
     """
-    if sys.platform != "linux":
-        return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # where the system does not tell what is mapped
         name = str(path.resolve())
         for x in mappings():
             if x.name == name and "w" not in x.permissions:
@@ -102,7 +100,8 @@ def drop_pages(path: Path) -> None:
 
 def _drop(start: int, size: int) -> None:
     """Drops the pages of a range: they are zeros then, or are read from their file again."""
-    advise(start, size, mmap.MADV_DONTNEED)
+    if sys.platform == "linux":
+        advise(start, size, mmap.MADV_DONTNEED)
 
 
 def advise(start: int, size: int, advice: int) -> None:

@@ -4,13 +4,14 @@ Only for programs that own their process: commands, examples, benchmarks. The li
 redirects standard error, since other threads of the process write to it, too.
 """
 
+import contextlib
 import os
 import re
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
 
 # Lines of severity info and warning, in the formats of absl and of LiteRT's two loggers.
@@ -32,12 +33,13 @@ class _Redirection:
     lock = threading.Lock()
     blocks = 0
     saved = -1
-    file: IO[bytes]
+    path: Path
+    reader: IO[bytes]
     stop: threading.Event
     thread: threading.Thread
 
 
-@contextmanager
+@contextlib.contextmanager
 def remove() -> Iterator[None]:
     """Removes TensorFlow's and LiteRT's info and warning lines from file descriptor 2.
 
@@ -70,10 +72,14 @@ def _begin() -> bool:
             except OSError:
                 return False
             # Not a pipe: C++ may fill it while it holds the lock that the reader needs (the GIL).
-            _Redirection.file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _end)
-            os.dup2(_Redirection.file.fileno(), 2)
+            written, name = tempfile.mkstemp(prefix="keras_tfm-log-")
+            _Redirection.path = Path(name)
+            _Redirection.reader = _Redirection.path.open("rb", buffering=0)  # noqa: SIM115 (closed by _end)
+            _remove_file()
+            os.dup2(written, 2)
+            os.close(written)
             _Redirection.stop = threading.Event()
-            arguments = _Redirection.file.fileno(), _Redirection.saved, _Redirection.stop
+            arguments = _Redirection.reader, _Redirection.saved, _Redirection.stop
             _Redirection.thread = threading.Thread(target=_forward, args=arguments, daemon=True)
             _Redirection.thread.start()
         _Redirection.blocks += 1
@@ -90,17 +96,23 @@ def _end() -> None:
             _Redirection.stop.set()
             _Redirection.thread.join()
             os.close(_Redirection.saved)
-            _Redirection.file.close()
+            _Redirection.reader.close()
+            _remove_file()
 
 
-def _forward(source: int, target: int, stop: threading.Event) -> None:
+def _remove_file() -> None:
+    """Removes the file's name; Windows removes no open file, other systems do."""
+    with contextlib.suppress(PermissionError):
+        _Redirection.path.unlink(missing_ok=True)
+
+
+def _forward(source: IO[bytes], target: int, stop: threading.Event) -> None:
     """Writes what is appended to the file `source`, without log lines, to `target`."""
-    position, waiting, is_inside = 0, b"", False  # is_inside: the line's start was forwarded
+    waiting, is_inside = b"", False  # is_inside: the line's start was forwarded
     stopped = False
     while not stopped:
         stopped = stop.wait(0.05)
-        while block := os.pread(source, 1 << 16, position):
-            position += len(block)
+        while block := source.read(1 << 16):
             *lines, waiting = (waiting + block).split(b"\n")
             for line in lines:
                 if is_inside or not _LOG_LINE.match(line):

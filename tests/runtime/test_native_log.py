@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -49,6 +50,24 @@ def test_errors_of_a_block_pass_with_what_was_written(capfd):
         raise KeyError("reason")
     say("after\n")
     assert capfd.readouterr().err == "clue\nafter\n"
+
+
+def test_where_no_open_file_can_be_removed(capfd, monkeypatch, tmp_path):
+    """As on Windows: the file of the lines is removed at the end."""
+
+    def unlink(path):
+        if not opened.reader.closed:
+            raise PermissionError(f"in use: {path}")
+        remove(path)
+
+    remove, opened = os.unlink, native_log._Redirection
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "unlink", unlink)
+    with native_log.remove():
+        say(f"{LOG[1]}\nclue\n")
+        assert len(list(tmp_path.iterdir())) == 1
+    assert capfd.readouterr().err == "clue\n"
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_python_wrote_before_comes_before(capfd):

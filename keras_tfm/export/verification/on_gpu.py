@@ -132,7 +132,7 @@ def check_on_gpu(
 
 def _reason(log: Path, refusal: str) -> str:
     """Why the delegate did not run, by its log; `refusal` is what LiteRT or Python says of it."""
-    text = log.read_text(errors="replace") if log.exists() else ""
+    text = log.read_text("utf-8", errors="replace") if log.exists() else ""
     if "No adapters found" in text:
         return "this machine has no GPU with a Vulkan driver"
     # Such as "GATHER: Only support 1D indices"; levels of the log have the same form.
