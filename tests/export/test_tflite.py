@@ -418,6 +418,16 @@ def test_bad_arguments(path, options, message):
     assert "\n" not in str(caught.value)
 
 
+def test_pictures_of_any_size(path):
+    pictures = keras.Input((None, None, 3), name="pictures")
+    model = keras.Model(pictures, keras.layers.GlobalAveragePooling2D()(pictures))
+    shape = r"input 'pictures' has shape \(None, None, None, 3\)"
+    with pytest.raises(
+        ValueError, match=rf"{shape}: build the model with its sizes, as .*240, 320"
+    ):
+        export_tflite(model, path)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
