@@ -74,7 +74,7 @@ def _begin() -> bool:
             # Not a pipe: C++ may fill it while it holds the lock that the reader needs (the GIL).
             written, name = tempfile.mkstemp(prefix="keras_tfm-log-")
             _Redirection.path = Path(name)
-            _Redirection.reader = _Redirection.path.open("rb", buffering=0)  # noqa: SIM115 (closed by _end)
+            _Redirection.reader = _Redirection.path.open("rb", buffering=0)
             _remove_file()
             os.dup2(written, 2)
             os.close(written)

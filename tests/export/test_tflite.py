@@ -422,9 +422,7 @@ def test_pictures_of_any_size(path):
     pictures = keras.Input((None, None, 3), name="pictures")
     model = keras.Model(pictures, keras.layers.GlobalAveragePooling2D()(pictures))
     shape = r"input 'pictures' has shape \(None, None, None, 3\)"
-    with pytest.raises(
-        ValueError, match=rf"{shape}: build the model with its sizes, as .*240, 320"
-    ):
+    with pytest.raises(ValueError, match=rf"{shape}: build the model with its sizes"):
         export_tflite(model, path)
 
 
