@@ -6,8 +6,9 @@
     python benchmarks/language_model.py --no-verify --keep FILES --model qwen3-0.6b --parts speed
 
 SmolLM2-135M-Instruct with its weights, dequantized from llama.cpp's Q4_1; or a model of the sizes
-of Qwen3-0.6B with random weights, whose texts, and so quality, mean nothing. All engines get the
-same weights in float32 and quantize as they do. Contestants, left out with a line if absent:
+of Qwen3-0.6B or Llama 3.2 1B with random weights, whose texts, and so quality, mean nothing. All
+engines get the same weights in float32 and quantize as they do. Contestants, left out with a line
+if absent:
 
 - llama.cpp: `npm install --ignore-scripts --prefix NODE node-llama-cpp @node-llama-cpp/linux-x64`,
   then `--llama-cpp NODE`. These libraries have kernels for each processor (AVX-512 VNNI, AMX); the
@@ -67,20 +68,38 @@ from processors import processor
 
 PRESETS = ("float32", "int8", "int8 calibrated", "int4", "int4 calibrated")
 PARTS = ("tokens", "logits", "perplexity", "speed", "long", "first")
-# The sizes of Qwen3-0.6B.
-QWEN3 = {
-    "vocab_size": 151_936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40_960,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
-    "bos_token_id": 151_643,
-    "eos_token_id": 151_645,
+# The sizes of Qwen3-0.6B and Llama 3.2 1B.
+SIZES = {
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        "bos_token_id": 151_643,
+        "eos_token_id": 151_645,
+    },
+    "llama3.2-1b": {
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": True,
+        "bos_token_id": 128_000,
+        "eos_token_id": 128_001,
+    },
 }
 CHUNK, PROMPT, NEW, LONG_PROMPT = 256, 64, 64, 512
 QUESTIONS = [
@@ -109,7 +128,7 @@ QUESTIONS = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="smollm2", choices=["smollm2", "qwen3-0.6b"])
+    parser.add_argument("--model", default="smollm2", choices=["smollm2", *SIZES])
     parser.add_argument("--folder", type=Path, help="a Hugging Face folder of such a model")
     parser.add_argument("--keep", type=Path, help="a folder for the files, used again")
     parser.add_argument("--parts", nargs="*", default=["tokens", "perplexity", "speed"])
@@ -133,8 +152,8 @@ def main() -> None:
         arguments.keep = arguments.keep or Path(temporary)
         arguments.keep.mkdir(parents=True, exist_ok=True)
         if arguments.folder is None:
-            make = from_wheel if arguments.model == "smollm2" else random_qwen3
-            arguments.folder = make(arguments.keep / "checkpoint")
+            folder, sizes = arguments.keep / "checkpoint", SIZES.get(arguments.model)
+            arguments.folder = random_weights(folder, sizes) if sizes else from_wheel(folder)
         line = processor()
         print(f"{line['name']}, family {line['family']}, model {line['model']}", flush=True)
         found = [
@@ -176,8 +195,8 @@ def from_wheel(folder: Path) -> Path:
     return folder
 
 
-def random_qwen3(folder: Path) -> Path:
-    """A folder of Qwen3-0.6B's sizes with random weights in bfloat16."""
+def random_weights(folder: Path, sizes: dict[str, object]) -> Path:
+    """A folder of a model of these sizes with random weights in bfloat16."""
     if (folder / "config.json").exists():
         return folder
     import torch
@@ -185,7 +204,8 @@ def random_qwen3(folder: Path) -> Path:
 
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**QWEN3))
+    config = transformers.AutoConfig.for_model(**sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     torch.set_default_dtype(torch.float32)
     model.save_pretrained(folder)
     return folder
