@@ -1,8 +1,9 @@
 """Adapters that PEFT saved, merged into the tensors of their base model.
 
 "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685): a matrix W (out, in)
-becomes W + s B A, with A (r, in), B (out, r) and s = alpha / r, or alpha / sqrt(r) with
-`use_rslora` (arXiv:2312.03732).
+becomes W' = W + s B A, with A (r, in), B (out, r) and s = alpha / r, or alpha / sqrt(r) with
+`use_rslora` (arXiv:2312.03732). With `use_dora` ("DoRA: Weight-Decomposed Low-Rank Adaptation",
+arXiv:2402.09353) each row w of W' becomes m w / ||w||, with m of the adapter.
 """
 
 import math
@@ -23,7 +24,11 @@ _FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _ROOT = "base_model.model."
 # The ends of an adapter's names: those of a matrix, and of a table of embeddings. Files that were
 # not written by PEFT's own `save_pretrained` have the adapter's name in them, too.
-_FACTORS = re.compile(r"(.*)\.lora_(embedding_)?([AB])(?:\.default)?(?:\.weight)?")
+_FACTORS = re.compile(
+    r"(.*)\.lora_(embedding_)?(A|B|magnitude_vector)(?:\.default)?(?:\.weight)?"
+)
+# Rows of a table that were trained alone, those of `trainable_token_indices`.
+_ROWS = re.compile(r"(.*)\.token_adapter\.trainable_tokens_delta(?:\.default)?")
 # The last matrix of a classifier, which has a row for each label.
 _CLASSIFIER = re.compile(
     r"(.*\.)?(score|classifier|classification_head)(\.(out_proj|dense2?))?\.weight"
@@ -31,20 +36,22 @@ _CLASSIFIER = re.compile(
 # Fields that change nothing once an adapter is trained, or are read here. Others must be off.
 _READ = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config",
-    "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights",
-    "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core",
-    "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern",
-    "revision", "runtime_config", "target_modules", "task_type", "use_rslora",
+    "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
+    "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout",
+    "megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r",
+    "rank_pattern", "revision", "runtime_config", "target_modules", "task_type",
+    "trainable_token_indices", "use_dora", "use_rslora",
 }  # fmt: skip
 # Texts in `init_lora_weights` that leave the base model as it is; PiSSA's, for example, does not.
 _STARTS = ("gaussian", "eva", "orthogonal", "mica")
 
 
 class _Adapter(NamedTuple):
-    """What is added to a matrix: scale B A."""
+    """What is added to a matrix: scale B A; with `magnitude` its rows get these lengths."""
 
     a: str
     b: str
+    magnitude: str | None
     scale: float
     transposed: bool  # the matrix is (in, out)
 
@@ -77,6 +84,8 @@ class PeftTensors(AnyTensors):
         self._replaced: dict[str, str] = {}
         # The tensors of the base under second names, which they have once they differ.
         self._copied: dict[str, str] = {}
+        self._rows: dict[str, tuple[str, list[int]]] = {}  # the tensor of rows, and their ids
+        self._ties = config.flag("ensure_weight_tying", False)
         known = {names.in_table(name): name for name in base}
         factors: dict[str, dict[str, str]] = {}
         tables = set()
@@ -90,23 +99,54 @@ class PeftTensors(AnyTensors):
                 continue
             if ".original_module." in name:  # what a tensor of `modules_to_save` replaces
                 continue
+            rows = _ROWS.fullmatch(name)
+            if rows:
+                self._take_rows(config, rows[1].removeprefix(_ROOT), name, known)
+                continue
             own = name.removeprefix(_ROOT)
             own = re.sub(r"\.(modules_to_save(\.default)?|base_layer)\.", ".", own)
             own = known.setdefault(names.in_table(own), own)
             self._replaced[own], self._tensors[own] = name, self._adapter[name]
+        expected = {"A", "B", *(["magnitude_vector"] if config.flag("use_dora", False) else [])}
         for module, parts in factors.items():
             weight, table = f"{module}.weight", names.in_table(f"{module}.weight")
             if table not in known and names.aliases.get(table) in known:
                 self._copied[weight] = known[names.aliases[table]]
                 self._tensors[weight] = self._tensors[self._copied[weight]]
                 known[table] = weight
-            if table not in known or set(parts) != {"A", "B"}:
+            if table not in known:
                 raise ValueError(f"{config.file}: the base model has no matrix for {module}")
+            if set(parts) != expected:
+                names_of = [[f"lora_{x}" for x in sorted(y)] for y in (expected, parts)]
+                raise ValueError(
+                    f"{config.file}: {module} must have {names_of[0]}, got {names_of[1]}"
+                )
             weight = known[table]
             transposed = module in tables or re.fullmatch(names.transposed, table) is not None
             scale = _scale(config, module, self._adapter[parts["A"]].shape[0])
-            self._added[weight] = _Adapter(parts["A"], parts["B"], scale, transposed)
+            magnitude = parts.get("magnitude_vector")
+            self._added[weight] = _Adapter(parts["A"], parts["B"], magnitude, scale, transposed)
             self._tensors[weight] = self._sum(weight)
+
+    def _take_rows(self, config: Config, module: str, name: str, known: dict[str, str]) -> None:
+        """Checks and keeps the rows of a table that were trained alone."""
+        indices = config.fields.get("trainable_token_indices")
+        if isinstance(indices, dict):  # by the ends of the modules' names
+            found = [x for key, x in indices.items() if f".{module}".endswith(f".{key}")]
+            indices = found[0] if found else None
+        weight = known.get(self._names.in_table(f"{module}.weight"))
+        if weight is None:
+            raise ValueError(f"{config.file}: the base model has no matrix for {module}")
+        count, width = self._tensors[weight].shape[0], self._tensors[weight].shape[1:]
+        if not isinstance(indices, list) or not all(type(x) is int for x in indices):
+            config.refuse("trainable_token_indices", indices, f"a list of ids, for {module}")
+        shape = self._adapter[name].shape
+        if not all(0 <= x < count for x in indices) or shape != (len(indices), *width):
+            raise ValueError(
+                f"{self._adapter[name].file}: {name} {shape} and the {len(indices)} "
+                f"trainable_token_indices do not fit {weight} {self._tensors[weight].shape}"
+            )
+        self._rows[weight] = name, indices
 
     def _sum(self, name: str) -> Tensor:
         """The location of a matrix that an adapter changes; raises if it has another shape."""
@@ -120,6 +160,13 @@ class PeftTensors(AnyTensors):
                 f"{self._adapter[adapter.a].file}: {adapter.a} {a} and {adapter.b} {b} do not fit "
                 f"{name} {tensor.shape} of the base model"
             )
+        if adapter.magnitude is not None:  # of a convolution (1, out, 1, 1)
+            lengths = self._adapter[adapter.magnitude].shape
+            if math.prod(lengths) != b[0]:
+                raise ValueError(
+                    f"{self._adapter[adapter.magnitude].file}: {adapter.magnitude} {lengths} must "
+                    f"have {b[0]} values"
+                )
         return tensor._replace(dtype="F32")
 
     def array(self, name: str) -> np.ndarray:
@@ -131,13 +178,22 @@ class PeftTensors(AnyTensors):
             # The copy is of what the adapter's file has for the tensor, if it has it.
             saved = self._replaced.get(source)
             values = self._adapter.array(saved) if saved else self._base.array(source)
+        if name in self._rows:
+            rows, indices = self._rows[name]
+            values = values.astype("float32")
+            values[indices] = self._adapter.array(rows)
         if name not in self._added:
             return values
         adapter = self._added[name]
         a, b = (self._adapter.array(x).astype("float32") for x in (adapter.a, adapter.b))
+        values = values.astype("float32")
+        matrix = values.T if adapter.transposed else values.reshape(len(b), -1)
         change = np.float32(adapter.scale) * (b.reshape(len(b), -1) @ a.reshape(len(a), -1))
-        change = change.T if adapter.transposed else change
-        return values.astype("float32") + change.reshape(values.shape)
+        matrix = matrix + change
+        if adapter.magnitude is not None:
+            lengths = self._adapter.array(adapter.magnitude).astype("float32").reshape(-1, 1)
+            matrix *= lengths / np.linalg.norm(matrix, axis=1, keepdims=True)
+        return (matrix.T if adapter.transposed else matrix).reshape(values.shape)
 
     def sizes(self) -> dict[str, int]:
         """The fields of the model's configuration that the tensors saved whole determine.
@@ -167,6 +223,8 @@ class PeftTensors(AnyTensors):
             exists = output or "embed_tokens" in alias
             first = table in changed and alias not in changed
             second = alias in changed and changed[alias] in self._added
+            if self._ties and table in changed and alias in changed:  # both alike
+                continue
             if exists and (first or second) and alias not in read:
                 one, other = (table, alias) if first else (alias, table)
                 raise ValueError(

@@ -22,7 +22,7 @@ from keras_tfm.export.checkpoints import export_arguments, load_checkpoint
 
 FOLDERS = Path(__file__).parents[2] / "tests/parity/peft"
 IDS = np.array([[3, 4, 5, 6, 7]])
-NAMES = ("llama", "gpt2", "bert")
+NAMES = ("llama", "gpt2", "bert", "dora", "dora_gpt2", "tokens", "tied")
 EMBEDDER = FOLDERS / "embedder"
 
 
@@ -74,7 +74,10 @@ def copied(tmp_path, name, **fields):
 
 REFUSED = {
     "another kind": ({"peft_type": "IA3"}, "peft_type must be 'LORA', got 'IA3'"),
-    "DoRA": ({"use_dora": True}, "use_dora must be off; merge these adapters with PEFT"),
+    "DoRA's lengths": (
+        {"use_dora": True},
+        r"\S+ must have \['lora_A', 'lora_B', 'lora_magnitude_vector'\], got \['lora_A', 'lora_B'\]",
+    ),
     "biases": ({"lora_bias": True}, "lora_bias must be off"),
     "a newer field": ({"use_tomorrow": {"a": 1}}, "use_tomorrow must be off"),
     "a changed base": ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights must be one"),
@@ -99,6 +102,7 @@ def with_tensors(change):
 
 
 ONE = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+ROWS = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
 NO_FIT = {
     "another base": (
         with_tensors(lambda x: {**x, "base_model.model.a.lora_A.weight": np.ones((1, 8))}),
@@ -108,12 +112,17 @@ NO_FIT = {
     "half": (
         with_tensors(lambda x: {name: y for name, y in x.items() if name != ONE.format("B")}),
         ValueError,
-        r"no matrix for model\.layers\.0\.self_attn\.q_proj",
+        r"layers\.0\.self_attn\.q_proj must have \['lora_A', 'lora_B'\], got \['lora_A'\]",
     ),
     "another width": (
         with_tensors(lambda x: {**x, ONE.format("A"): np.ones((2, 9), "float32")}),
         ValueError,
         r"\(2, 9\) and .* \(8, 2\) do not fit model\.layers\.0\.self_attn\.q_proj\.weight \(8, 8\)",
+    ),
+    "rows without their ids": (
+        with_tensors(lambda x: {**x, ROWS: np.ones((2, 8))}),
+        ValueError,
+        r"trainable_token_indices must be a list of ids, for model\.embed_tokens, got None",
     ),
     "a table of the output, too": (
         with_tensors(
@@ -165,6 +174,27 @@ def test_adapters_that_do_not_fit_are_refused(change, error, message, tmp_path):
     change(folder)
     with pytest.raises(error, match=message):
         load_huggingface(base, peft=folder)
+
+
+WRONG_ROWS = {
+    "another number": ("tokens", {"trainable_token_indices": [4, 18]}, r"\(3, 8\) and the 2 train"),
+    "no such id": ("tokens", {"trainable_token_indices": [4, 20, 7]}, "3 trainable.* do not fit"),
+    "another module": ("tokens", {"trainable_token_indices": {"b": [1]}}, "list of ids, .*got None"),
+}
+
+
+@pytest.mark.parametrize(("name", "fields", "message"), WRONG_ROWS.values(), ids=WRONG_ROWS)
+def test_rows_that_do_not_fit_are_refused(name, fields, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_huggingface(FOLDERS / name / "base", peft=copied(tmp_path, name, **fields))
+
+
+def test_lengths_of_another_number_are_refused(tmp_path):
+    folder, name = copied(tmp_path, "dora"), ONE.format("magnitude_vector")
+    name = name.replace("q_proj", "k_proj").removesuffix(".weight")
+    with_tensors(lambda x: {**x, name: np.ones(3, "float32")})(folder)
+    with pytest.raises(ValueError, match=r"magnitude_vector \(3,\) must have 4 values"):
+        load_huggingface(FOLDERS / "dora/base", peft=folder)
 
 
 def random(*shape):

@@ -47,6 +47,32 @@ write(
 )
 # Matrices (in, out), and the scale of rank-stabilized LoRA.
 write("gpt2", t.GPT2LMHeadModel(gpt2), r=3, use_rslora=True, target_modules=["c_attn", "c_proj"])
+# Rows with a length of their own (DoRA): of matrices either way round, and columns of a table.
+write("dora", t.LlamaForCausalLM(llama), r=2, use_dora=True, target_modules=["k_proj", "up_proj"])
+write(
+    "dora_gpt2",
+    t.GPT2LMHeadModel(gpt2),
+    r=2,
+    use_dora=True,
+    use_rslora=True,
+    target_modules=["c_fc", "wpe"],
+)
+# A table that is the output's, too: some of its rows, and as a whole.
+tied = t.LlamaConfig(**sizes, num_hidden_layers=1, tie_word_embeddings=True)
+write(
+    "tokens",
+    t.LlamaForCausalLM(tied),
+    r=2,
+    target_modules=["q_proj"],
+    trainable_token_indices={"embed_tokens": [4, 18, 7]},
+)
+write(
+    "tied",
+    t.LlamaForCausalLM(tied),
+    r=2,
+    target_modules=["embed_tokens"],
+    ensure_weight_tying=True,
+)
 # A head and biases that are saved whole, and a table of embeddings.
 write(
     "bert",
