@@ -6,6 +6,8 @@ from typing import Any
 
 from keras_tfm.checkpoints.config import Arguments, Config
 from keras_tfm.checkpoints.huggingface import read_config
+from keras_tfm.checkpoints.tokenizers.tokenizer_files import load_tokenizer
+from keras_tfm.checkpoints.tokenizers.tokenizer_settings import TokenizerSettings
 from keras_tfm.generation import Beam, Contrastive, Greedy, Sample, processors
 from keras_tfm.runtime.tokenizers.tokenizer import refusing
 
@@ -31,7 +33,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def load_generation_config(folder: str | Path) -> Arguments:
+def load_generation_config(folder: str | Path, peft: str | Path | None = None) -> Arguments:
     """The arguments with which `generation.generate` does what `generate` of transformers does.
 
     A checkpoint is published with the search that suits it, such as a beam search that repeats no
@@ -40,6 +42,8 @@ def load_generation_config(folder: str | Path) -> Arguments:
 
     Args:
         folder: str or Path, a folder saved by `transformers`, or a GGUF file.
+        peft: str or Path, the folder of adapters with which the model is loaded. The end token of
+            a tokenizer beside them ends a text, too.
 
     Returns:
         dict, those of `strategy`, `start_id`, `end_id`, `max_length` and `max_new_tokens` that
@@ -68,7 +72,7 @@ def load_generation_config(folder: str | Path) -> Arguments:
     start = config.fields.get("decoder_start_token_id")
     values = {
         "start_id": config.fields.get("bos_token_id") if start is None else start,
-        "end_id": config.fields.get("eos_token_id"),
+        "end_id": end_ids(config.fields.get("eos_token_id"), peft),
         "max_length": config.integer("max_length", None),
         "max_new_tokens": config.integer("max_new_tokens", None),
     }
@@ -76,6 +80,24 @@ def load_generation_config(folder: str | Path) -> Arguments:
     if "max_new_tokens" in arguments:  # it is the stronger one in transformers
         arguments.pop("max_length", None)
     return {"strategy": strategy_of(config), **arguments}
+
+
+def end_ids(value: Any, peft: str | Path | None) -> Any:
+    """The end tokens of a base model, `eos_token_id`, and before them that of its adapters.
+
+    A fine-tuned model may end its answers with a token of its chat template. PEFT saves no
+    `generation_config.json`, but the tokenizer beside the adapters has it as its end token; the
+    trainer of transformers puts it into the list in the same way.
+    """
+    if peft is None:
+        return value
+    settings = TokenizerSettings(Path(peft))
+    text = settings.special_tokens(settings.tokenizer_class).get("eos_token")
+    if text is None:
+        return value
+    end = load_tokenizer(peft).token_to_id(text)
+    known = value if isinstance(value, list) else [] if value is None else [value]
+    return value if end is None or end in known else [end, *known]
 
 
 def read_generation_config(folder: Path) -> Config:

@@ -78,7 +78,8 @@ class Checkpoint:
         model: `keras.Model`.
         source: str, what it was: "folder", "GGUF file", "preset" or "task".
         folder: Path, the folder of transformers or GGUF file; None otherwise.
-        adapters: Path, the folder of PEFT's adapters, whose tokenizer and chat template come first.
+        adapters: Path, the folder of PEFT's adapters, whose tokenizer and chat template come
+            first, and whose end token ends a text, too.
         preprocessing: `checkpoints.Preprocessing` of KerasHub's preprocessor; None: there is none.
         preprocessing_error: str, why a preprocessor cannot be stored; None if it can.
         notes: list of str, what differs from the model of KerasHub, or from `config.json`.
@@ -426,7 +427,7 @@ def _take_folder(
     texts = _inputs_of_text(model)
     own: Arguments = getattr(model, "arguments", None) or {}
     writes = _writes(model)
-    ids = _ids(folder, own) if writes else {}
+    ids = _ids(folder, own, checkpoint.adapters) if writes else {}
     if writes and "signatures" not in given and not is_litertlm:
         made.take("signatures", _signatures(model, given))
     roles = made.arguments.get("signatures") or given.get("signatures") or []
@@ -469,8 +470,12 @@ def _signatures(model: keras.Model, given: Arguments) -> list[str]:
     return ["encode", "decode"] if given.get("accelerator") == "gpu" else ["generate"]
 
 
-def _ids(folder: Path, own: Arguments) -> Arguments:
-    """Special ids: those of `generation_config.json`, then of the model, then of `config.json`."""
+def _ids(folder: Path, own: Arguments, adapters: Path | None) -> Arguments:
+    """Special ids: those of `generation_config.json`, then of the model, then of `config.json`.
+
+    The end token of the adapters' tokenizer is one, too.
+    """
+    from keras_tfm.checkpoints.generation_config import end_ids
     from keras_tfm.checkpoints.huggingface import read_config
 
     config = read_config(folder)
@@ -481,7 +486,7 @@ def _ids(folder: Path, own: Arguments) -> Arguments:
         if own.get(value) is not None:
             ids[name] = own[value]
     ids |= {k: v for k, v in (config.generation_fields or {}).items() if v is not None}
-    return ids
+    return {**ids, "eos_token_id": end_ids(ids.get("eos_token_id"), adapters)}
 
 
 def _first(folders: Sequence[Path], load: Callable[[Path], T]) -> T:

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from keras_tfm import export, generation, models, runtime
 from keras_tfm.checkpoints import (
+    load_generation_config,
     load_huggingface,
     load_sentence_transformer,
     load_tokenizer,
@@ -362,6 +363,31 @@ def test_a_tokenizer_beside_the_adapters_comes_first(tmp_path):
         taken = export_arguments(load_checkpoint(base, peft=peft), {}).arguments
         assert taken["chat_template"].first == word
         assert taken["tokenizer"].token_to_id(word) == 7
+
+
+@pytest.mark.parametrize(
+    ("token", "base_ids", "expected"),
+    [
+        ("w5", 2, [7, 2]),  # as the trainer of transformers has it in the model's configuration
+        ({"content": "w5"}, [3, 2], [7, 3, 2]),
+        ("w5", [2, 7], [2, 7]),
+        (None, 2, 2),
+    ],
+)
+def test_the_end_token_of_the_adapters_ends_a_text(token, base_ids, expected, tmp_path):
+    """A base ends with its own token; a chat that was learned ends with one of the template."""
+    base, peft = (shutil.copytree(FOLDERS / "llama" / x, tmp_path / x) for x in ("base", "adapter"))
+    fields = json.dumps({"eos_token_id": base_ids})
+    (base / "generation_config.json").write_text(fields)
+    shutil.copy(EMBEDDER / "base/tokenizer.json", base)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": token}
+    (peft / "tokenizer_config.json").write_text(json.dumps(settings))
+    shutil.copy(EMBEDDER / "base/tokenizer.json", peft)
+    assert load_generation_config(base, peft=peft)["end_id"] == expected
+    assert load_generation_config(base).get("end_id") == base_ids
+    for is_litertlm in (False, True):
+        taken = export_arguments(load_checkpoint(base, peft=peft), {}, is_litertlm).arguments
+        assert taken["end_id"] == (expected if isinstance(expected, list) else [expected])
 
 
 # Folders of sentence-transformers
