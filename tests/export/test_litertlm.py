@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -521,6 +522,30 @@ def test_adapters_have_an_effect_in_the_stock_runtime(tmp_path):
     )
     # Without an adapter LiteRT-LM keeps that of the session before.
     assert json.loads(done.stdout) == [expected[2], *expected, expected[0], expected[0]]
+
+
+def test_adapters_of_peft_are_merged_and_end_a_text(tmp_path):
+    """The tokens are those of the adapted model, up to the end token of the adapters' tokenizer."""
+    folders = Path(__file__).parents[1] / "parity/peft"
+    base, peft = folders / "llama/base", shutil.copytree(folders / "llama/adapter", tmp_path / "a")
+    shutil.copy(folders / "embedder/base/tokenizer.json", peft)
+    start, ids = 12, [12, 4, 5, 6]
+    adapted = checkpoints.load_huggingface(base, peft=peft)
+    tokens, others = (
+        greedy(x, ids, 12) for x in (adapted, checkpoints.load_huggingface(base))
+    )
+    assert tokens[:2] != others[:2]
+    reader = checkpoints.load_tokenizer(peft)
+    end = tokens[2]
+    assert end not in tokens[:2]
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": reader.id_to_token(end)}
+    (peft / "tokenizer_config.json").write_text(json.dumps(settings))
+    report = export.export_litertlm(
+        base, tmp_path / "x.litertlm", peft=peft, max_length=24, start_id=start, verify=False
+    )
+    assert f"end_id=[{end}, 2]" in "".join(report.notes)
+    answer = stock(report.path, prompts=[{"text": "w2 w3 w4", "tokens": tokens, "count": 12}])
+    assert answer["prompts"][0]["text"] == reader.decode(tokens[: tokens.index(end)])
 
 
 def test_adapters_that_the_stock_runtime_lacks_are_refused_in_one_line(tmp_path):
