@@ -173,6 +173,15 @@ def test_what_a_file_has_of_the_search_of_a_folder(chat):
         assert said in taken.describe() and "strategy" not in taken.arguments
 
 
+def test_what_ends_a_text_elsewhere_leaves_the_strategy(chat):
+    """The tokens before are those of the sampling; an app ends the text, by `stop=`."""
+    sampled(chat, temperature=0.6, top_k=20, stop_strings=["User:"], max_time=9)
+    for is_litertlm in (False, True):
+        taken = taken_of(chat, is_litertlm)
+        assert taken.arguments["strategy"] == Sample(0.6, top_k=20)
+        assert "not its max_time 9; not its stop_strings ['User:']" in taken.describe()
+
+
 def test_processors_of_a_search_that_is_not_supported(chat):
     sampled(chat, typical_p=0.5, suppress_tokens=[5])
     taken = taken_of(chat, signatures=["generate"])
@@ -378,7 +387,7 @@ def test_speech_has_all_processors_of_a_folder(run, speech, tmp_path):
     assert manifest_of(report.path) == manifest_of(path)
     assert arguments_of(speech, strategy=Beam(2))["strategy"] == Beam(2, processors=rules)
     # A search that is not supported leaves the processors.
-    (speech / "generation_config.json").write_text(json.dumps({**fields, "typical_p": 0.5}))
+    (speech / "generation_config.json").write_text(json.dumps({**fields, "guidance_scale": 2}))
     taken = taken_of(speech)
     assert taken.arguments["strategy"] == Greedy(rules)
     assert "not its strategy: " in taken.describe()

@@ -1,5 +1,6 @@
 """`generation_config.json`: how `generate` of transformers searches or samples by default."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "exponential_decay_length_penalty": (None,),
     "force_words_ids": (None,),
     "guidance_scale": (None, 1.0),
-    "max_time": (None,),
     "num_beam_groups": (None, 1),
     "stop_strings": (None,),
     "token_healing": (None, False),
@@ -31,6 +31,10 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "typical_p": (None, 1.0),
     "watermarking_config": (None,),
 }
+# Those of them that only sampling reads.
+_OF_SAMPLING = ("epsilon_cutoff", "eta_cutoff", "top_h", "typical_p")
+# Fields that end a text elsewhere, and change none of its tokens before.
+ENDINGS = ("max_time", "stop_strings")
 
 
 def load_generation_config(folder: str | Path, peft: str | Path | None = None) -> Arguments:
@@ -53,7 +57,8 @@ def load_generation_config(folder: str | Path, peft: str | Path | None = None) -
     Raises:
         FileNotFoundError: there is no such folder or file, or it has no configuration.
         ValueError: a value of the wrong type or out of range, or a field that changes the tokens
-            and is not supported, such as `typical_p`; the error names it.
+            and is not supported, such as `typical_p` of sampling; the error names it. `max_time`,
+            which ends a text after some seconds, is a warning.
 
     Example:
 
@@ -77,6 +82,12 @@ def load_generation_config(folder: str | Path, peft: str | Path | None = None) -
         "max_new_tokens": config.integer("max_new_tokens", None),
     }
     arguments = {name: value for name, value in values.items() if value is not None}
+    if config.fields.get("max_time") is not None:
+        warnings.warn(
+            f"{config.file}: max_time {config.fields['max_time']!r} is not followed: no text ends "
+            "after some seconds",
+            stacklevel=2,
+        )
     if "max_new_tokens" in arguments:  # it is the stronger one in transformers
         arguments.pop("max_length", None)
     return {"strategy": strategy_of(config), **arguments}
@@ -115,13 +126,13 @@ def strategy_of(config: Config) -> Greedy | Beam | Contrastive | Sample:
     Raises:
         ValueError: see `load_generation_config`.
     """
+    samples = config.flag("do_sample", False)
     for name, neutral in _UNSUPPORTED.items():
         value = config.fields.get(name)
-        if value not in neutral:
+        if value not in neutral and (samples or name not in _OF_SAMPLING):
             config.refuse(name, value, f"{neutral[-1]!r}: other values are not supported")
     beams = config.integer("num_beams", 1)
     hypotheses = config.integer("num_return_sequences", 1)
-    samples = config.flag("do_sample", False)
     if samples and beams > 1:
         config.refuse("num_beams", beams, "1 with do_sample=True")
     if not samples and hypotheses > beams:

@@ -717,6 +717,10 @@ def _take_strategy(
     config = generation_config.read_generation_config(folder)
     if len(made.arguments.get("default_prompt", ())) > 1:  # the prompt has the forced token
         config.fields.pop("forced_bos_token_id", None)
+    for name in generation_config.ENDINGS:
+        value = config.fields.pop(name, None)
+        if value is not None:
+            made.say(f"not its {name} {value!r}")
     try:
         own: Strategy = generation_config.strategy_of(config)
     except ValueError as error:

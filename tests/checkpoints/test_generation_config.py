@@ -53,6 +53,9 @@ def test_a_summarizer(file, folder_of):
         ({}, Greedy()),
         ({"temperature": 0.7, "top_k": 5}, Greedy()),  # without do_sample
         ({"num_beams": None, "typical_p": 1.0, "top_h": None, "max_time": None}, Greedy()),
+        # transformers reads these only where it samples
+        ({"typical_p": 0.9, "top_h": 0.4, "epsilon_cutoff": 1e-3, "eta_cutoff": 1e-3}, Greedy()),
+        ({"typical_p": 0.9, "num_beams": 2}, Beam(2)),
         ({"renormalize_logits": True}, Greedy()),  # which changes no order
         (
             {"num_beams": 2, "renormalize_logits": True, "bad_words_ids": [[9]]},
@@ -104,7 +107,7 @@ def test_ids_and_lengths(folder_of):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"typical_p": 0.9}, r"typical_p must be 1\.0: other values are not supported, got 0\.9"),
+        ({"typical_p": 0.9, "do_sample": True}, r"typical_p must be 1\.0: other values are not supported, got 0\.9"),
         ({"guidance_scale": 3.0}, "guidance_scale must be"),
         ({"encoder_no_repeat_ngram_size": 3}, "encoder_no_repeat_ngram_size must be 0"),
         ({"stop_strings": ["x"]}, "stop_strings must be None"),
@@ -128,6 +131,13 @@ def test_what_cannot_be_followed_is_named(fields, message, folder_of):
     with pytest.raises(ValueError, match=rf"generation_config\.json.*{message}") as caught:
         load_generation_config(folder_of(fields))
     assert "\n" not in str(caught.value)
+
+
+def test_a_limit_of_seconds_is_a_warning(folder_of):
+    """It changes no token, and does not even end a text if there is time enough."""
+    folder = folder_of({"max_time": 30.0, "num_beams": 2})
+    with pytest.warns(UserWarning, match=r"generation_config\.json: max_time 30\.0 is not followed"):
+        assert load_generation_config(folder) == {"strategy": Beam(2)}
 
 
 def test_no_folder(tmp_path):
