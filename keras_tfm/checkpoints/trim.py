@@ -16,7 +16,6 @@ from keras_tfm.models import Model
 from keras_tfm.models.dequantize import is_quantized
 from keras_tfm.models.encoder_decoders.whisper import SAMPLES_PER_POSITION
 from keras_tfm.models.identity import identity_of
-from keras_tfm.models.quantization.state import quantization_of
 from keras_tfm.models.resize import select_ids, special_ids
 
 # Relative to the largest output: sums in another order.
@@ -83,7 +82,8 @@ def trim_vocabulary(
 
     Args:
         model: `keras_tfm.Model` of a builder of `keras_tfm.models` that has token ids, with or
-            without a head or LoRA adapters. It is not changed.
+            without a head or LoRA adapters. It is not changed. The rounding of
+            `enable_quantization`, or of a quantized checkpoint, stays.
         tokenizer: `tokenizers.Tokenizer` of BPE, WordPiece, Unigram or WordLevel, as
             `load_tokenizer` returns; or a list of several with the same ids, such as those of
             Marian's sources and targets.
@@ -98,7 +98,7 @@ def trim_vocabulary(
     Raises:
         TypeError: a tokenizer is not of the package `tokenizers`; a text is not a str.
         ValueError: neither texts nor ids; an id is not in the vocabulary; a model without a
-            vocabulary of texts, with one for sources and one for targets, that is quantized, or
+            vocabulary of texts, with one for sources and one for targets, quantized by Keras, or
             with a head that compares ids, as BART's classifiers do.
 
     Example:
@@ -115,7 +115,7 @@ def trim_vocabulary(
     >>> trimmed.model.output.shape
     (None, None, 3)
     """
-    if is_quantized(model) or quantization_of(model) is not None:
+    if is_quantized(model):
         raise ValueError(f"{model.name} is quantized: trim the model of floats first")
     is_one = not isinstance(tokenizer, list | tuple)
     parts = [TokenizerParts(x) for x in ([tokenizer] if is_one else tokenizer)]

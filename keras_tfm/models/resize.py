@@ -242,17 +242,14 @@ def _copy(
             new.assign(ops.copy(weight))  # JAX gives arrays away: no two models share one
             continue
         (axis,) = (i for i, (a, b) in enumerate(zip(shape, wanted, strict=True)) if a != b)
-        if kept is not None:
-            new.assign(ops.take(weight, kept, axis=axis))
-            continue
+        old_rows = np.arange(min(shape[axis], wanted[axis])) if kept is None else np.array(kept)
         rows = np.moveaxis(ops.convert_to_numpy(ops.cast(weight, "float32")), axis, 0)
-        added = max(0, wanted[axis] - len(rows))
-        rows = np.concatenate([rows[: wanted[axis]], [new_row(rows)] * added]) if added else rows
-        value = np.moveaxis(rows[: wanted[axis]], 0, axis)
+        added = wanted[axis] - len(old_rows)
+        rows = np.concatenate([rows[old_rows], [new_row(rows)] * added]) if added else rows[old_rows]
+        value = np.moveaxis(rows, 0, axis)
         new.assign(value)
         if id(weight) in grids:
-            first = np.arange(min(shape[axis], wanted[axis]))
-            grids[id(weight)] = grids[id(weight)].with_rows(value, first)
+            grids[id(weight)] = grids[id(weight)].with_rows(value, old_rows)
     if state is not None:
         pairs = zip(copy.weights, plain.weights, strict=True)
         of_copy = {id(new): grids[id(old)] for new, old in pairs if id(old) in grids}

@@ -18,6 +18,12 @@ from tokenizers import models as tokenizer_models
 from keras_tfm import checkpoints, generation, models
 from keras_tfm.checkpoints import trim
 from keras_tfm.checkpoints.tokenizers.trim_tokenizer import TokenizerParts
+from keras_tfm.models.quantization.state import (
+    TrainedQuantization,
+    quantization_of,
+    quantization_settings,
+    set_quantization,
+)
 from keras_tfm.models.resize import select_ids, special_ids
 
 SIZES = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}
@@ -282,6 +288,35 @@ def test_two_tokenizers_with_the_same_ids():
     model = models.marian(31, **SIZES)
     both = checkpoints.trim_vocabulary(model, [WORDS, WORDS], TEXTS).tokenizer
     assert [x.encode(TEXTS[0]).tokens for x in both] == [TEXTS[0].split()] * 2
+
+
+@pytest.mark.parametrize(("quantization", "tied"), [("int4", True), ("int8", False)])
+def test_rounding_is_kept(quantization, tied):
+    """Of a training: logits are those of the rounded model, and so are those of its file."""
+    model = models.llama(31, **{**SIZES, "dim": 64}, tie_output=tied)
+    randomize(model)
+    models.enable_quantization(model, quantization)
+    trimmed = checkpoints.trim_vocabulary(model, WORDS, ids=range(2, 31, 2))
+    small, kept = trimmed.model, np.array(trimmed.kept)
+    assert quantization_settings(small) == quantization_settings(model)
+    assert len(quantization_of(small).weights) == len(quantization_of(model).weights)
+    ids = np.array([[2, 5, 9, 3]])
+    expected = to_numpy(model(kept[ids]))[..., kept]
+    assert_close(to_numpy(small(ids)), expected, 1e-6)
+    models.disable_quantization(model)
+    assert np.abs(to_numpy(model(kept[ids]))[..., kept] - expected).max() > 1e-3
+
+
+def test_published_scales_are_those_of_the_kept_ids():
+    """Of a quantized checkpoint, whose scales do not follow from the weights."""
+    model = randomize(models.gpt(31, **{**SIZES, "dim": 32}, max_length=7))
+    state = TrainedQuantization(model, "int4")
+    scales = np.linspace(0.1, 0.4, 31).astype("float16")[:, None]
+    state.publish({0: state.weights[0].grid._replace(scales=scales)})
+    set_quantization(model, state)
+    trimmed = checkpoints.trim_vocabulary(model, WORDS, ids=range(3, 31, 3))
+    grid = quantization_of(trimmed.model).weights[0].grid
+    np.testing.assert_array_equal(grid.scales, scales[trimmed.kept])
 
 
 @functools.cache
