@@ -24,7 +24,7 @@ class Architecture:
             head apart.
         prefixes: prefixes of the tensors that only models with this head have.
         decoder: bool, whether an encoder-decoder with this head has its decoder. Default: either.
-        names_have_prefix: bool, whether the files of this class have `Names.prefix`.
+        prefix: str, the prefix of names in the files of this class. Default: `Names.prefix`.
     """
 
     make: Callable[[keras.Model, Config], keras.Model]
@@ -32,7 +32,7 @@ class Architecture:
     arguments: Arguments = field(default_factory=dict)
     prefixes: tuple[str, ...] = ()
     decoder: bool | None = None
-    names_have_prefix: bool = True
+    prefix: str | None = None
 
     def is_of(self, model: Model) -> bool:
         """Whether the model has this head."""

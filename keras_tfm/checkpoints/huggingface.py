@@ -77,6 +77,12 @@ _OTHER_PARTS = (
     *(f"{x}_config" for x in ("vision", "audio", "image", "video", "speech", "text", "projector")),
     *("vision_tower", "mm_vision_tower", "audio_tower"),
 )
+# Other names of a model type, with the beginnings of its classes' names and of those here. "new" is
+# GTE in the code of its authors; an encoder of texts of SigLIP 2 computes what SigLIP's does.
+_OTHER_NAMES = {
+    "new": ("gte", "New", "Gte"),
+    "siglip2_text_model": ("siglip_text_model", "Siglip2Text", "SiglipText"),
+}
 _SIZES = ("vocabulary_size", "target_vocabulary_size", "max_length")
 
 
@@ -239,7 +245,30 @@ def read_config(folder: Path) -> Config:
     """
     if not (folder / "config.json").is_file():
         check_no_adapters(folder)
-    return open_gguf(folder)[0] if is_gguf(folder) else Config(folder)
+    return open_gguf(folder)[0] if is_gguf(folder) else _name_model_type(Config(folder))
+
+
+def _name_model_type(config: Config, architecture: str | None = None) -> Config:
+    """The configuration with a model type of `FAMILIES`, where another field tells it.
+
+    Args:
+        config: the configuration.
+        architecture: str, the class that the caller gives.
+    """
+    fields, classes = config.fields, config.fields.get("architectures")
+    classes = [x for x in classes if isinstance(x, str)] if isinstance(classes, list) else []
+    found = fields.get("model_type")
+    if found in _OTHER_NAMES:
+        name, old, new = _OTHER_NAMES[found]
+        classes = [new + x.removeprefix(old) if x.startswith(old) else x for x in classes]
+        more = {"architectures": classes} if classes else {}
+        return Config.of(config.file, {**fields, "model_type": name, **more})
+    if found is None:
+        wanted = {*classes, *([architecture] if architecture else [])}
+        types = [name for name, x in FAMILIES.items() if wanted & x.architectures.keys()]
+        if len(types) == 1:
+            return Config.of(config.file, {**fields, "model_type": types[0]})
+    return config
 
 
 def open_huggingface(
@@ -260,7 +289,7 @@ def open_huggingface(
     if is_gguf(folder):
         config, tensors = open_gguf(folder)
     else:
-        config = Config(folder)
+        config = _name_model_type(Config(folder), architecture)
     model_type = config.text("model_type", None)
     if str(config.fields.get("module")).startswith("keras_hub."):
         raise ValueError(
@@ -270,7 +299,9 @@ def open_huggingface(
     if model_type in _TEXT_PARTS:
         config, model_type = _text_part(config, model_type, architecture)
     if model_type not in FAMILIES:
-        config.refuse("model_type", model_type, f"one of {list(FAMILIES)}")
+        known = f"one of {list(FAMILIES)}"
+        known += ", or follow from architectures" if model_type is None else ""
+        config.refuse("model_type", model_type, known)
     family = FAMILIES[model_type]
     if model_type not in names_of("images and texts"):
         for key in _OTHER_PARTS:  # of a model that reads more than this one
@@ -448,7 +479,7 @@ def _architecture(config: Config, family: Family, named: Named) -> str | None:
     if names is None:
         return family.architecture_in(named)
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        config.refuse("architectures", names, "one name")
+        config.refuse("architectures", names, "one name, unless architecture= gives it")
     return str(names[0]).removeprefix("TF")
 
 
@@ -518,8 +549,9 @@ def save_huggingface(
     architecture = family.architecture_of(model)
     fields = family.fields(model, architecture)
     entries = family.entries(model)
-    bare = architecture == family.base or not family.architectures[architecture].names_have_prefix
-    prefix = "" if bare else family.names.prefix
+    prefix = family.architectures[architecture].prefix
+    prefix = family.names.prefix if prefix is None else prefix
+    prefix = "" if architecture == family.base else prefix
     fixed = family.constants(model) | family.unused(model)
     fixed = {prefix + name: value for name, value in fixed.items()}
     kinds = {name: TensorKind(value.dtype, value.shape) for name, value in fixed.items()}

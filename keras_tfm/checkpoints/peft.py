@@ -24,9 +24,7 @@ _FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _ROOT = "base_model.model."
 # The ends of an adapter's names: those of a matrix, and of a table of embeddings. Files that were
 # not written by PEFT's own `save_pretrained` have the adapter's name in them, too.
-_FACTORS = re.compile(
-    r"(.*)\.lora_(embedding_)?(A|B|magnitude_vector)(?:\.default)?(?:\.weight)?"
-)
+_FACTORS = re.compile(r"(.*)\.lora_(embedding_)?(A|B|magnitude_vector)(?:\.default)?(?:\.weight)?")
 # Rows of a table that were trained alone, those of `trainable_token_indices`.
 _ROWS = re.compile(r"(.*)\.token_adapter\.trainable_tokens_delta(?:\.default)?")
 # The last matrix of a classifier, which has a row for each label.

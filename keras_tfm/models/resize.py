@@ -245,7 +245,8 @@ def _copy(
         old_rows = np.arange(min(shape[axis], wanted[axis])) if kept is None else np.array(kept)
         rows = np.moveaxis(ops.convert_to_numpy(ops.cast(weight, "float32")), axis, 0)
         added = wanted[axis] - len(old_rows)
-        rows = np.concatenate([rows[old_rows], [new_row(rows)] * added]) if added else rows[old_rows]
+        new_rows = [new_row(rows)] * added
+        rows = np.concatenate([rows[old_rows], new_rows]) if added else rows[old_rows]
         value = np.moveaxis(rows, 0, axis)
         new.assign(value)
         if id(weight) in grids:

@@ -107,7 +107,8 @@ def test_ids_and_lengths(folder_of):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"typical_p": 0.9, "do_sample": True}, r"typical_p must be 1\.0: other values are not supported, got 0\.9"),
+        ({"typical_p": 0.9, "do_sample": True},
+         r"typical_p must be 1\.0: other values are not supported, got 0\.9"),
         ({"guidance_scale": 3.0}, "guidance_scale must be"),
         ({"encoder_no_repeat_ngram_size": 3}, "encoder_no_repeat_ngram_size must be 0"),
         ({"stop_strings": ["x"]}, "stop_strings must be None"),
@@ -136,7 +137,7 @@ def test_what_cannot_be_followed_is_named(fields, message, folder_of):
 def test_a_limit_of_seconds_is_a_warning(folder_of):
     """It changes no token, and does not even end a text if there is time enough."""
     folder = folder_of({"max_time": 30.0, "num_beams": 2})
-    with pytest.warns(UserWarning, match=r"generation_config\.json: max_time 30\.0 is not followed"):
+    with pytest.warns(UserWarning, match=r"config\.json: max_time 30\.0 is not followed"):
         assert load_generation_config(folder) == {"strategy": Beam(2)}
 
 

@@ -20,6 +20,7 @@ from small_checkpoints import (
 from keras_tfm import layers, models
 from keras_tfm.checkpoints import load_huggingface, save_huggingface
 from keras_tfm.checkpoints.huggingface import FAMILIES
+from keras_tfm.export.checkpoints import load_checkpoint
 
 # Sums in another order.
 FLOAT32 = 1e-5
@@ -380,7 +381,6 @@ def test_another_head_takes_what_was_learnt():
         ("gpt2", {"audio_config": {}}),
         ("gpt2", {"mm_vision_tower": "openai/clip-vit-large-patch14"}),
         ("t5", {"text_config": {"model_type": "llama"}}),
-        ("bert_model", {"model_type": None}),
         ("bert_model", {"architectures": ["BertModel", "BertForMaskedLM"]}),
         ("gpt2", {"activation_function": "mish"}),
         ("gpt2", {"scale_attn_weights": "yes"}),
@@ -398,6 +398,24 @@ def test_what_is_not_built_here_is_refused_by_name(case, fields, tmp_path):
     (name,) = fields
     with pytest.raises(ValueError, match=rf"config\.json: {name} must be .*got"):
         load_huggingface(copied(tmp_path, case, fields))
+
+
+def test_a_folder_without_a_model_type_is_that_of_its_class(tmp_path):
+    folder = copied(tmp_path, "bert_model", {"model_type": None})
+    ids = {"tokens": np.array([[3, 4, 5]])}
+    same, found = (load_huggingface(x, segments=False) for x in (FOLDER / "bert_model", folder))
+    for a, b in zip(*map(keras.tree.flatten, (same(ids), found(ids))), strict=True):
+        np.testing.assert_array_equal(to_numpy(a), to_numpy(b))
+    assert load_checkpoint(folder).model.family == "bert"
+    config = folder / "config.json"
+    fields = json.loads(config.read_text())
+    message = "model_type must be one of .*, or follow from architectures, got None"
+    for classes in (None, ["MyModel"], ["SiglipForImageClassification"]):  # of two types
+        config.write_text(json.dumps({**fields, "architectures": classes}))
+        with pytest.raises(ValueError, match=message):
+            load_huggingface(folder)
+        if classes is None:
+            assert load_huggingface(folder, "BertModel").family == "bert"
 
 
 @pytest.mark.parametrize(

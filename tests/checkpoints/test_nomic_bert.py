@@ -91,6 +91,36 @@ def test_the_prefix_of_gte(tmp_path):
     np.testing.assert_array_equal(*(to_numpy(x({"tokens": tokens})) for x in (loaded, model)))
 
 
+def test_the_folders_of_the_authors_of_gte(tmp_path):
+    """Their model type, class and prefix, and angles as in kexue.fm/archives/9706."""
+    model = randomize(small_model("gte"))
+    checkpoints.save_huggingface(model, tmp_path)
+    file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    save_file({f"new.{name}": x for name, x in load_file(file).items()}, file)
+    fields = json.loads(config.read_text())
+    factor, theta, dim = 8.0, 20000.0, fields["head_dim"]
+    own = {
+        "model_type": "new", "architectures": ["NewModel"], "rope_theta": theta, "pack_qkv": True,
+        "rope_parameters": None, "position_embedding_type": "rope",
+        "rope_scaling": {"type": "ntk", "factor": factor},
+    }  # fmt: skip
+    config.write_text(json.dumps({**fields, **own}))
+    given = checkpoints.load_huggingface(tmp_path).arguments
+    i = np.arange(dim // 2)
+    expected = (theta * factor) ** (-2 * i / dim) / factor ** (2 / dim)
+    found = given["rope_theta"] ** (-2 * i / dim) / given["rope_scaling"].factor
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    for value in (
+        {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.3}},
+        {"rope_scaling": {"type": "ntk", "factor": 0.5}},
+        {"position_embedding_type": "absolute"},
+        {"pack_qkv": False},
+    ):
+        config.write_text(json.dumps({**fields, **own, **value}))
+        with pytest.raises(ValueError, match=r"mixed_b|factor of|position_emb|pack_qkv"):
+            checkpoints.load_huggingface(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("model_type", "options", "message"),
     [

@@ -180,7 +180,11 @@ def test_adapters_that_do_not_fit_are_refused(change, error, message, tmp_path):
 WRONG_ROWS = {
     "another number": ("tokens", {"trainable_token_indices": [4, 18]}, r"\(3, 8\) and the 2 train"),
     "no such id": ("tokens", {"trainable_token_indices": [4, 20, 7]}, "3 trainable.* do not fit"),
-    "another module": ("tokens", {"trainable_token_indices": {"b": [1]}}, "list of ids, .*got None"),
+    "another module": (
+        "tokens",
+        {"trainable_token_indices": {"b": [1]}},
+        "list of ids, .*got None",
+    ),
 }
 
 

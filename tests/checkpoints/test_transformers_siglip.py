@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 from compare import assert_close, to_numpy
@@ -219,6 +220,43 @@ def test_the_tokenizer_of_siglip_2_reads_lower_case(kind, tmp_path):
     assert ours.encode("ABC").ids == ours.encode("abc").ids
     # The configuration says 1, SigLIP's default; the tokenizer pads with 0.
     assert checkpoints.load_huggingface(tmp_path).arguments["pad_id"] == 0
+
+
+@pytest.mark.parametrize("of_text", [False, True])
+def test_the_tokenizer_of_a_naflex_folder_reads_lower_case(of_text, tmp_path):
+    """transformers does not believe "GemmaTokenizer" in a folder of both encoders, either."""
+    part = {"siglip2_text_model": transformers.Siglip2TextConfig(**TEXT)}
+    config = part if of_text else {"siglip2": transformers.Siglip2Config()}
+    next(iter(config.values())).save_pretrained(tmp_path)
+    tokenizer = letters()
+    tokenizer.save_pretrained(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    fields = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**fields, "tokenizer_class": "GemmaTokenizer"}))
+    ours = checkpoints.load_tokenizer(tmp_path, vocabulary_size=31)
+    assert ours.encode("ABC").ids == ours.encode("abc").ids == tokenizer("abc")["input_ids"]
+    if not of_text:
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        assert theirs("ABC")["input_ids"] == ours.encode("ABC").ids
+
+
+def test_the_encoder_of_texts_of_siglip_2(tmp_path):
+    """It computes what SigLIP's does, and is saved as that."""
+    torch.manual_seed(0)
+    theirs = transformers.Siglip2TextModel(transformers.Siglip2TextConfig(**TEXT)).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = checkpoints.load_huggingface(tmp_path / "theirs")
+    checkpoints.save_huggingface(ours, tmp_path / "ours")
+    tokens = torch.tensor(TOKENS.astype("int64"))
+    again = transformers.SiglipTextModel.from_pretrained(tmp_path / "ours")
+    with torch.no_grad():
+        expected, saved_again = (x(tokens).pooler_output.numpy() for x in (theirs, again))
+    found = to_numpy(ours(TOKENS)["pooled"])
+    expected = expected / np.linalg.norm(expected, axis=-1, keepdims=True)
+    np.testing.assert_allclose(found / np.linalg.norm(found, axis=-1, keepdims=True), expected,
+                               atol=CLOSE)  # fmt: skip
+    saved_again = saved_again / np.linalg.norm(saved_again, axis=-1, keepdims=True)
+    np.testing.assert_allclose(saved_again, expected, atol=CLOSE)
 
 
 @pytest.mark.parametrize("resample", [2, 3, None])

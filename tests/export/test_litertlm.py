@@ -531,9 +531,7 @@ def test_adapters_of_peft_are_merged_and_end_a_text(tmp_path):
     shutil.copy(folders / "embedder/base/tokenizer.json", peft)
     start, ids = 12, [12, 4, 5, 6]
     adapted = checkpoints.load_huggingface(base, peft=peft)
-    tokens, others = (
-        greedy(x, ids, 12) for x in (adapted, checkpoints.load_huggingface(base))
-    )
+    tokens, others = (greedy(x, ids, 12) for x in (adapted, checkpoints.load_huggingface(base)))
     assert tokens[:2] != others[:2]
     reader = checkpoints.load_tokenizer(peft)
     end = tokens[2]

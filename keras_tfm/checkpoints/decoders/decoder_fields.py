@@ -8,6 +8,7 @@ from keras_tfm.checkpoints.config import Config, Fields
 from keras_tfm.checkpoints.encoders.bert import label_fields, saved_pad_id
 from keras_tfm.checkpoints.family import Architecture
 from keras_tfm.checkpoints.names import Named
+from keras_tfm.checkpoints.rows import Row, dense
 from keras_tfm.layers.embeddings.token_mask import NO_TOKEN
 from keras_tfm.models.decoders.causal_decoder import each_window
 
@@ -15,6 +16,8 @@ from keras_tfm.models.decoders.causal_decoder import each_window
 Windows: TypeAlias = int | Sequence[int | None] | None
 
 
+# The heads that read texts.
+_READERS = ("score.", "classifier.", "qa_outputs.")
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -77,11 +80,11 @@ def is_tied(
 def read_pad_id(
     config: Config, named: Named, default: int | None = None, causal: bool = True
 ) -> int | None:
-    """The padding id of a classifier or of a model without causality, which always has one.
+    """The padding id of a model that reads texts, or without causality, which always has one.
 
     None for other heads, which `transformers` does not mask.
     """
-    if causal and not named.begins("score."):
+    if causal and not any(map(named.begins, _READERS)):
         return None
     value = config.integer("pad_token_id", None, minimum=0)
     value = default if "pad_token_id" not in config.fields else value
@@ -89,7 +92,9 @@ def read_pad_id(
 
 
 def classifier_fields(model: models.Model, architecture: str) -> Fields:
-    """The fields of a classifier: class names and padding id."""
+    """The fields of a classifier, class names and padding id; for question answering the id."""
+    if architecture.endswith("ForQuestionAnswering"):
+        return {"pad_token_id": saved_pad_id(model)}
     if not architecture.endswith(("ForSequenceClassification", "ForTokenClassification")):
         return {}
     fields = {"pad_token_id": saved_pad_id(model), **label_fields(model)}
@@ -107,8 +112,27 @@ def token_classifier(model: models.Model, config: Config) -> models.Model:
     return models.token_classifier(model, config.num_labels, dropout, labels=config.labels)
 
 
+def classifier_rows(model: models.Model, of_tokens: str = "classifier") -> tuple[Row, ...]:
+    """The rows of classifiers, of which that of texts has no bias, and of question answering.
+
+    Args:
+        model: the model.
+        of_tokens: str, the tensor of a classifier of tokens.
+    """
+    is_of_tokens = model.head is not None and model.head.kind == "token_classifier"
+    return (
+        *dense("classifier", of_tokens if is_of_tokens else "score", bias=is_of_tokens, head=True),
+        *dense("span", "qa_outputs", head=True),
+    )
+
+
 def architectures(
-    name: str | None, language_model: str, base: str, classifies_tokens: bool = False
+    name: str | None,
+    language_model: str,
+    base: str,
+    classifies_tokens: bool = False,
+    of_tokens: str = "score",
+    answers: str | None = None,
 ) -> dict[str, Architecture]:
     """The language model, the model without a head and the classifiers of a family.
 
@@ -116,7 +140,10 @@ def architectures(
         name: str, prefix of the classes in `transformers`, such as "Llama"; None if there is no
             classifier.
         language_model, base: str, names of the first two classes.
-        classifies_tokens: bool, whether there is a classifier of tokens, with the bias of `score`.
+        classifies_tokens: bool, whether there is a classifier of tokens, which has a bias.
+        of_tokens: str, the tensor of that classifier.
+        answers: str, the prefix of names in files of the class for question answering; None: there
+            is none.
     """
     heads = {
         language_model: Architecture(lambda model, config: model, "language_model"),
@@ -133,7 +160,14 @@ def architectures(
         )
     if classifies_tokens:
         heads[f"{name}ForTokenClassification"] = Architecture(
-            token_classifier, "token_classifier", prefixes=("score.",)
+            token_classifier, "token_classifier", prefixes=(f"{of_tokens}.",)
+        )
+    if answers is not None:
+        heads[f"{name}ForQuestionAnswering"] = Architecture(
+            lambda model, config: models.question_answering(model),
+            "question_answering",
+            prefixes=("qa_outputs.",),
+            prefix=answers,
         )
     return heads
 

@@ -9,10 +9,11 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     architectures,
     check_saved,
     classifier_fields,
+    classifier_rows,
     is_tied,
     read_pad_id,
 )
-from keras_tfm.checkpoints.family import Architecture, Family
+from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
 from keras_tfm.layers import gelu_tanh
@@ -31,7 +32,7 @@ ALIASES = {
 }  # fmt: skip
 
 
-def _table(embedding: str, positions: str) -> tuple[Row, ...]:
+def _rows(embedding: str, positions: str) -> tuple[Row, ...]:
     return (
         Row("embedding/embeddings", (f"{embedding}.weight",)),
         Row("positions/positions", (f"{positions}.weight",)),
@@ -43,7 +44,6 @@ def _table(embedding: str, positions: str) -> tuple[Row, ...]:
         *norm("decoder_{i}/feed_forward_residual/norm", "h.{i}.ln_2"),
         *norm("decoder_norm", "ln_f"),
         *dense("output", "lm_head", bias=False, head=True),
-        *dense("classifier", "score", bias=False, head=True),
     )
 
 
@@ -150,12 +150,19 @@ def _fields_of_gpt1(model: models.Model, architecture: str) -> Fields:
 def _family(
     model_type: str, name: str, embedding: str, positions: str, normalize_first: bool, **rest: Any
 ) -> Family:
-    table = _table(embedding, positions)
+    rows = _rows(embedding, positions)
     return Family(
         model_type=model_type,
         builder=models.gpt,
-        table=lambda model: table,
-        architectures=architectures(name, f"{name}LMHeadModel", f"{name}Model"),
+        table=lambda model: (*rows, *classifier_rows(model)),
+        architectures=architectures(
+            name,
+            f"{name}LMHeadModel",
+            f"{name}Model",
+            classifies_tokens=model_type == "gpt2",
+            of_tokens="classifier",
+            answers="transformer." if model_type == "gpt2" else None,
+        ),
         is_of=lambda model: model.arguments["normalize_first"] == normalize_first,
         names=Names(
             prefix="transformer.",
@@ -210,8 +217,7 @@ def _opt_table(model: models.Model) -> tuple[Row, ...]:
         *norm("decoder_norm", "decoder.final_layer_norm"),
         *dense("features_projection", "decoder.project_out", bias=False),
         *dense("output", "lm_head", bias=False, head=True),
-        *dense("classifier", "score", bias=False, head=True),
-        *dense("span", "qa_outputs", head=True),
+        *classifier_rows(model),
     )
 
 
@@ -279,14 +285,7 @@ OPT = Family(
     table=_opt_table,
     arguments=_arguments_of_opt,
     fields=_fields_of_opt,
-    architectures={
-        **architectures("OPT", "OPTForCausalLM", "OPTModel"),
-        "OPTForQuestionAnswering": Architecture(
-            lambda model, config: models.question_answering(model),
-            "question_answering",
-            prefixes=("qa_outputs.",),
-        ),
-    },
+    architectures=architectures("OPT", "OPTForCausalLM", "OPTModel", answers="model."),
     # Models that were saved earlier do not have the argument.
     is_of=lambda model: bool(model.arguments.get("position_offset")),
     names=Names(prefix="model.", aliases={"lm_head.weight": _OPT_EMBEDDING}),

@@ -6,6 +6,7 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     architectures,
     check_saved,
     classifier_fields,
+    classifier_rows,
     is_tied,
     read_pad_id,
     window_of,
@@ -16,7 +17,7 @@ from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
 
 _ATTENTION = "h.{i}.attn.attention"
-_TABLE = (
+_ROWS = (
     Row("embedding/embeddings", ("wte.weight",)),
     Row("positions/positions", ("wpe.weight",)),
     *dense(
@@ -31,7 +32,6 @@ _TABLE = (
     *norm("decoder_{i}/feed_forward_residual/norm", "h.{i}.ln_2"),
     *norm("decoder_norm", "ln_f"),
     *dense("output", "lm_head", bias=False, head=True),
-    *dense("classifier", "score", bias=False, head=True),
 )
 _GLOBAL, _LOCAL, _WINDOW = "global", "local", 256
 
@@ -129,10 +129,17 @@ def _is_neo(model: models.Model) -> bool:
 GPT_NEO = Family(
     model_type="gpt_neo",
     builder=models.gpt,
-    table=lambda model: _TABLE,
+    table=lambda model: (*_ROWS, *classifier_rows(model)),
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures("GPTNeo", "GPTNeoForCausalLM", "GPTNeoModel"),
+    architectures=architectures(
+        "GPTNeo",
+        "GPTNeoForCausalLM",
+        "GPTNeoModel",
+        classifies_tokens=True,
+        of_tokens="classifier",
+        answers="transformer.",
+    ),
     is_of=_is_neo,
     names=Names(
         prefix="transformer.",

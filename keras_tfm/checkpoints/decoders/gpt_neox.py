@@ -9,6 +9,7 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     architectures,
     check_saved,
     classifier_fields,
+    classifier_rows,
     is_tied,
     read_pad_id,
     window_of,
@@ -43,7 +44,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
         *norm(f"{path}/feed_forward_residual/norm", f"{layer}.post_attention_layernorm"),
         *norm("decoder_norm", "final_layer_norm"),
         *dense("output", _OUTPUT.removesuffix(".weight"), bias=False, head=True),
-        *dense("classifier", "score", bias=False, head=True),
+        *classifier_rows(model),
     )
 
 
@@ -128,7 +129,14 @@ GPT_NEOX = Family(
     table=_table,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures("GPTNeoX", "GPTNeoXForCausalLM", "GPTNeoXModel"),
+    architectures=architectures(
+        "GPTNeoX",
+        "GPTNeoXForCausalLM",
+        "GPTNeoXModel",
+        classifies_tokens=True,
+        of_tokens="classifier",
+        answers="gpt_neox.",
+    ),
     names=Names(
         prefix="gpt_neox.",
         aliases={_OUTPUT: _EMBEDDING},
@@ -169,7 +177,7 @@ def _rotary_table(
         *norm("decoder_norm", last_norm),
         *dense("output", "lm_head", bias=False, head=True),
         Row("output_bias/bias", ("lm_head.bias",), head=True),
-        *dense("classifier", "score", head=True),
+        *classifier_rows(model, "score"),
     )
 
 

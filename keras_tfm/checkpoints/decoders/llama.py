@@ -15,6 +15,7 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     check_heads,
     check_saved,
     classifier_fields,
+    classifier_rows,
     is_tied,
     read_pad_id,
     read_windows,
@@ -51,7 +52,10 @@ NAMES = Names(
     prefix="model.",
     aliases={"lm_head.weight": "embed_tokens.weight"},
     ignored=(r".*rotary_emb\.inv_freq",),
+    renamed={r"^transformer\.": ""},
 )
+# Of classes for question answering, which keep the name that they had first.
+OLD_PREFIX = "transformer."
 # In folders that also read images, the names of the language model begin with
 # "language_model.model." (version 4 of transformers) or "model.language_model." (version 5).
 PART_NAMES = replace(
@@ -60,7 +64,7 @@ PART_NAMES = replace(
         *NAMES.ignored,
         r"((vision|audio)_tower|multi_modal_projector|embed_(vision|audio))\..*",
     ),
-    renamed={r"^language_model\.(model\.)?": ""},
+    renamed={**NAMES.renamed, r"^language_model\.(model\.)?": ""},
 )
 
 
@@ -100,7 +104,7 @@ def table(model: models.Model, offset: float = 0.0, post_norm: bool = False) -> 
         *(row for x, name in norms.items() for row in rms_norm(f"{path}/{x}", name, offset)),
         *rms_norm("decoder_norm", "norm", offset),
         *dense("output", "lm_head", bias=False, head=True),
-        *dense("classifier", "score", head=True),  # with a bias if it classifies tokens
+        *classifier_rows(model, "score"),
     )
 
 
@@ -266,7 +270,13 @@ def _family(
         table=table,
         arguments=partial(_arguments, bias=bias),
         fields=partial(_fields, model_type=model_type),
-        architectures=architectures(name, f"{name}ForCausalLM", f"{name}Model", True),
+        architectures=architectures(
+            name,
+            f"{name}ForCausalLM",
+            f"{name}Model",
+            classifies_tokens=True,
+            answers=NAMES.prefix if model_type == "mistral" else OLD_PREFIX,
+        ),
         is_of=is_of,
         names=PART_NAMES if model_type == "mistral" else NAMES,
         base=f"{name}Model",

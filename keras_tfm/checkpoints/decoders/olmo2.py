@@ -17,7 +17,12 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     read_windows,
     window_of,
 )
-from keras_tfm.checkpoints.decoders.llama import NAMES, shared_arguments, shared_fields
+from keras_tfm.checkpoints.decoders.llama import (
+    NAMES,
+    OLD_PREFIX,
+    shared_arguments,
+    shared_fields,
+)
 from keras_tfm.checkpoints.decoders.llama import table as llama_table
 from keras_tfm.checkpoints.decoders.rope import (
     read_rope,
@@ -195,7 +200,11 @@ def _family(
         arguments=arguments,
         fields=fields,
         architectures=architectures(
-            name, f"{name}ForCausalLM", f"{name}Model", classifies_tokens=model_type == "exaone4"
+            name,
+            f"{name}ForCausalLM",
+            f"{name}Model",
+            classifies_tokens=model_type == "exaone4",
+            answers=OLD_PREFIX if model_type == "exaone4" else None,
         ),
         is_of=lambda model: model_type == _type_of(model),
         names=NAMES,

@@ -11,7 +11,13 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     read_windows,
     window_of,
 )
-from keras_tfm.checkpoints.decoders.llama import NAMES, shared_arguments, shared_fields, table
+from keras_tfm.checkpoints.decoders.llama import (
+    NAMES,
+    OLD_PREFIX,
+    shared_arguments,
+    shared_fields,
+    table,
+)
 from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named
@@ -89,7 +95,13 @@ SMOLLM3 = Family(
     table=table,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures("SmolLM3", "SmolLM3ForCausalLM", "SmolLM3Model", True),
+    architectures=architectures(
+        "SmolLM3",
+        "SmolLM3ForCausalLM",
+        "SmolLM3Model",
+        classifies_tokens=True,
+        answers=OLD_PREFIX,
+    ),
     names=NAMES,
     base="SmolLM3Model",
 )

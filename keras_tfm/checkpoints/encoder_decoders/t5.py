@@ -127,15 +127,15 @@ def _architectures(name: str) -> dict[str, Architecture]:
             lambda model, config: model,
             "language_model",
             prefixes=("decoder.",),
-            names_have_prefix=False,
+            prefix="",
         ),
         f"{name}Model": Architecture(
             lambda model, config: models.backbone(model),
             prefixes=("decoder.",),
-            names_have_prefix=False,
+            prefix="",
         ),
         f"{name}EncoderModel": Architecture(
-            lambda model, config: models.encoder(model), "encoder", names_have_prefix=False
+            lambda model, config: models.encoder(model), "encoder", prefix=""
         ),
         f"{name}ForSequenceClassification": Architecture(
             lambda model, config: models.sequence_classifier(
@@ -159,7 +159,7 @@ def _architectures(name: str) -> dict[str, Architecture]:
             "question_answering",
             prefixes=("decoder.", "qa_outputs."),
             decoder=True,
-            names_have_prefix=False,
+            prefix="",
         ),
     }
 

@@ -38,7 +38,9 @@ TABLE = (
 
 def _arguments(config: Config, named: Named) -> Arguments:
     # Of the authors' own code, which transformers does not read.
-    config.only(layer_norm_type="layer_norm", logn_attention_scale=False)
+    config.only(layer_norm_type="layer_norm", logn_attention_scale=False, pack_qkv=True)
+    config.only(position_embedding_type="rope")
+    _take_ntk(config)
     sizes = {"vocab_size": 250048, "type_vocab_size": 1, "pad_token_id": 1}
     arguments = shared_arguments(config, named, 160000.0, min_segments=0, **sizes)
     return {
@@ -48,6 +50,27 @@ def _arguments(config: Config, named: Named) -> Arguments:
         "feed_forward_bias": ["outer"],
         "max_length": config.integer("max_position_embeddings", 8192),
     }
+
+
+def _take_ntk(config: Config) -> None:
+    """Replaces the scaling "ntk" of the authors' code by a base and a linear one.
+
+    Angles of an axis i of d are theta^(-2i/d) f^(-2(i+1)/d) (kexue.fm/archives/9706): those of the
+    base f theta, divided by f^(2/d).
+    """
+    rope = config.fields.get("rope_scaling")
+    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) != "ntk":
+        return
+    part = config.part("rope_scaling")
+    part.only(mixed_b=None)
+    factor = part.number("factor", 1.0)
+    if factor < 1:
+        part.refuse("factor of rope_scaling", factor, "at least 1")
+    dim = config.integer("hidden_size", 768) // config.integer("num_attention_heads", 12)
+    dim = config.integer("head_dim", dim)
+    theta = factor * config.number("rope_theta", 10000.0)
+    config.fields["rope_theta"] = theta
+    config.fields["rope_scaling"] = {"rope_type": "linear", "factor": factor ** (2 / dim)}
 
 
 def _fields(model: models.Model, architecture: str) -> Fields:

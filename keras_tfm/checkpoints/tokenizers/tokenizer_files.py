@@ -250,7 +250,8 @@ def _reads_lower_case(settings: TokenizerSettings, config: Config | None) -> boo
     """
     kind = settings.tokenizer_class
     model_type = None if config is None else config.fields.get("model_type")
-    is_siglip = model_type in ("siglip", "siglip_text_model")
+    siglip = ("siglip", "siglip2", "siglip_text_model", "siglip2_text_model")
+    is_siglip = model_type in siglip
     return kind == "Siglip2Tokenizer" or (kind == "GemmaTokenizer" and is_siglip)
 
 
