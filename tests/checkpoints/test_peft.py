@@ -77,7 +77,7 @@ REFUSED = {
     "another kind": ({"peft_type": "IA3"}, "peft_type must be 'LORA', got 'IA3'"),
     "DoRA's lengths": (
         {"use_dora": True},
-        r"\S+ must have \['lora_A', 'lora_B', 'lora_magnitude_vector'\], got \['lora_A', 'lora_B'\]",
+        r"\S+ must have \['lora_A', 'lora_B', 'lora_magnitude_vector'\], got \['lora_A', '",
     ),
     "biases": ({"lora_bias": True}, "lora_bias must be off"),
     "a newer field": ({"use_tomorrow": {"a": 1}}, "use_tomorrow must be off"),

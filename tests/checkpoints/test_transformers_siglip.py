@@ -2,7 +2,6 @@
 
 import json
 
-import keras
 import numpy as np
 import pytest
 from compare import assert_close, to_numpy
