@@ -10,6 +10,7 @@ from keras_tfm.checkpoints.keras_hub.conversion import (
 )
 from keras_tfm.checkpoints.keras_hub.layer_weights import copy_keras_hub_weights
 from keras_tfm.checkpoints.keras_hub.preprocessing import Preprocessing
+from keras_tfm.checkpoints.save_peft import save_peft
 from keras_tfm.checkpoints.sentence_transformers import (
     load_sentence_transformer,
     save_sentence_transformer,
@@ -34,6 +35,7 @@ __all__ = [
     "load_sentence_transformer",
     "load_tokenizer",
     "save_huggingface",
+    "save_peft",
     "save_sentence_transformer",
     "to_keras_hub",
     "trim_vocabulary",

@@ -115,6 +115,13 @@ class Family:
             f"got {model.head}"
         )
 
+    def prefix_of(self, architecture: str) -> str:
+        """The prefix of names outside the head in files of an architecture."""
+        own = self.architectures[architecture].prefix
+        if architecture == self.base:
+            return ""
+        return self.names.prefix if own is None else own
+
     def leave_out_other_heads(
         self, named: Named, name: str, model: Model, entries: Iterable[Entry]
     ) -> bool:

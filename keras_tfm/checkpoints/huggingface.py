@@ -541,7 +541,7 @@ def save_huggingface(
     folder = Path(folder)
     if (folder / INDEX).exists():
         raise FileExistsError(f"{folder} holds a checkpoint in several files: use another folder")
-    family, model = _model_family(model)
+    family, model = model_family(model)
     model = float32_model(model)
     _check_end_id(model, end_id)
     if image_processor is not None and "image_size" not in model.arguments:
@@ -549,9 +549,7 @@ def save_huggingface(
     architecture = family.architecture_of(model)
     fields = family.fields(model, architecture)
     entries = family.entries(model)
-    prefix = family.architectures[architecture].prefix
-    prefix = family.names.prefix if prefix is None else prefix
-    prefix = "" if architecture == family.base else prefix
+    prefix = family.prefix_of(architecture)
     fixed = family.constants(model) | family.unused(model)
     fixed = {prefix + name: value for name, value in fixed.items()}
     kinds = {name: TensorKind(value.dtype, value.shape) for name, value in fixed.items()}
@@ -640,7 +638,7 @@ def _check_end_id(model: Model, end_id: int | None) -> None:
         )
 
 
-def _model_family(model: keras.Model) -> tuple[Family, Model]:
+def model_family(model: keras.Model) -> tuple[Family, Model]:
     """The family of a model, and the model as a `keras_tfm.Model`."""
     if not isinstance(model, Model) and is_functional(model):
         model = Model(model.input, model.output, name=model.name)

@@ -19,9 +19,9 @@ from keras_tfm.checkpoints.names import Names
 from keras_tfm.checkpoints.stored_tensor import Tensor
 from keras_tfm.checkpoints.tensors import AnyTensors, Tensors, read_json
 
-_CONFIG = "adapter_config.json"
-_FILES = ("adapter_model.safetensors", "adapter_model.bin")
-_ROOT = "base_model.model."
+CONFIG = "adapter_config.json"
+FILES = ("adapter_model.safetensors", "adapter_model.bin")
+ROOT = "base_model.model."
 # The ends of an adapter's names: those of a matrix, and of a table of embeddings. Files that were
 # not written by PEFT's own `save_pretrained` have the adapter's name in them, too.
 _FACTORS = re.compile(r"(.*)\.lora_(embedding_)?(A|B|magnitude_vector)(?:\.default)?(?:\.weight)?")
@@ -70,13 +70,13 @@ class PeftTensors(AnyTensors):
 
     def __init__(self, base: Tensors, folder: Path, names: Names):
         super().__init__()
-        if not (folder / _CONFIG).is_file():
-            folders = sorted(x.parent.name for x in folder.glob(f"*/{_CONFIG}"))
+        if not (folder / CONFIG).is_file():
+            folders = sorted(x.parent.name for x in folder.glob(f"*/{CONFIG}"))
             hint = f"; its folders {folders} have one" if folders else ""
-            raise FileNotFoundError(f"{folder} has no {_CONFIG}: expected a folder of PEFT{hint}")
-        config = Config.of(folder / _CONFIG, read_json(folder / _CONFIG))
+            raise FileNotFoundError(f"{folder} has no {CONFIG}: expected a folder of PEFT{hint}")
+        config = Config.of(folder / CONFIG, read_json(folder / CONFIG))
         _check(config)
-        self._base, self._adapter, self._names = base, Tensors(folder, _FILES), names
+        self._base, self._adapter, self._names = base, Tensors(folder, FILES), names
         self._folder, self._tensors = folder, dict(base)
         self._added: dict[str, _Adapter] = {}
         self._replaced: dict[str, str] = {}
@@ -90,7 +90,7 @@ class PeftTensors(AnyTensors):
         for name in self._adapter:
             found = _FACTORS.fullmatch(name)
             if found:
-                module = found[1].removeprefix(_ROOT)
+                module = found[1].removeprefix(ROOT)
                 factors.setdefault(module, {})[found[3]] = name
                 if found[2]:
                     tables.add(module)
@@ -99,9 +99,9 @@ class PeftTensors(AnyTensors):
                 continue
             rows = _ROWS.fullmatch(name)
             if rows:
-                self._take_rows(config, rows[1].removeprefix(_ROOT), name, known)
+                self._take_rows(config, rows[1].removeprefix(ROOT), name, known)
                 continue
-            own = name.removeprefix(_ROOT)
+            own = name.removeprefix(ROOT)
             own = re.sub(r"\.(modules_to_save(\.default)?|base_layer)\.", ".", own)
             own = known.setdefault(names.in_table(own), own)
             self._replaced[own], self._tensors[own] = name, self._adapter[name]
@@ -253,10 +253,10 @@ class PeftTensors(AnyTensors):
 
 def check_no_adapters(folder: Path) -> None:
     """Raises if a folder has adapters."""
-    if (folder / _CONFIG).is_file():
-        base = read_json(folder / _CONFIG).get("base_model_name_or_path")
+    if (folder / CONFIG).is_file():
+        base = read_json(folder / CONFIG).get("base_model_name_or_path")
         raise ValueError(
-            f"{folder} has adapters of PEFT ({_CONFIG}): give the folder of their base model"
+            f"{folder} has adapters of PEFT ({CONFIG}): give the folder of their base model"
             f"{f' ({base})' if base else ''}, and this one as peft= (in a shell --peft); for a "
             "base model in the same folder remove the file"
         )

@@ -1,0 +1,191 @@
+"""Saves the LoRA adapters of a model in the format of PEFT, apart from their base model."""
+
+import inspect
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tfm import atomic_files
+from keras_tfm.checkpoints.family import Family
+from keras_tfm.checkpoints.huggingface import (
+    float32_model,
+    load_huggingface,
+    model_family,
+    new_files,
+)
+from keras_tfm.checkpoints.peft import CONFIG, FILES, ROOT
+from keras_tfm.checkpoints.round_trip import check_equal
+from keras_tfm.checkpoints.rows import Entry
+from keras_tfm.checkpoints.tensors import TensorKind, write_tensors
+from keras_tfm.keras_internals import sublayers
+from keras_tfm.models import Model
+from keras_tfm.models.dequantize import is_quantized
+from keras_tfm.models.quantization.state import quantization_of
+from keras_tfm.models.with_dtype import ADAPTERS
+
+# PEFT's name of what a model is for, by the kind of its head.
+_TASKS = {
+    "sequence_classifier": "SEQ_CLS",
+    "token_classifier": "TOKEN_CLS",
+    "question_answering": "QUESTION_ANS",
+    None: "FEATURE_EXTRACTION",
+}
+# Of the largest change of a weight by an adapter: sums in another order.
+_TOLERANCE = 1e-4
+
+
+def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
+    """Saves LoRA adapters as `adapter_config.json` and `adapter_model.safetensors`, as PEFT does.
+
+    PEFT reads the folder: `PeftModel.from_pretrained(base_model, folder)`; so does
+    `load_huggingface(base, peft=folder)`. Weights beside the adapters that are trained, such as
+    those of a head, are saved whole, in PEFT's words `modules_to_save`. The tokenizer is not saved.
+
+    Args:
+        model: `keras.Model` that `load_huggingface` loaded, or that has its weights, with the
+            adapters of `models.enable_lora`. It is not changed.
+        folder: str or Path. Created if it does not exist; existing files of these names are
+            replaced.
+        base: str or Path, the base model: a folder of `transformers`, with which the files are
+            loaded and compared before they are kept, or its name for PEFT, such as
+            "HuggingFaceTB/SmolLM2-135M", which is not read.
+
+    Raises:
+        ValueError: the model has no adapters, or rounded weights beside them; or is of another kind
+            than `save_huggingface` can save; or an adapter is not of low rank in the tensors of
+            `transformers`; or the base with the adapters gives other outputs than the model.
+
+    After an error the folder is unchanged.
+
+    Example:
+
+    >>> import pathlib, tempfile
+    >>> from keras_tfm import checkpoints, models
+    >>> model = models.gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=7)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpoints.save_huggingface(model, folder + "/base")
+    ...     count = models.enable_lora(model, rank=2)
+    ...     # model.fit(...)
+    ...     checkpoints.save_peft(model, folder + "/adapters", folder + "/base")
+    ...     sorted(path.name for path in pathlib.Path(folder, "adapters").iterdir())
+    ['adapter_config.json', 'adapter_model.safetensors']
+    """
+    folder, base = Path(folder), str(base)
+    if is_quantized(model) or quantization_of(model) is not None:
+        raise ValueError(
+            f"{model.name} has rounded weights beside its adapters: save_huggingface merges them"
+        )
+    layers = [x for x in sublayers(model) if getattr(x, "lora_enabled", False)]
+    if not layers:
+        raise ValueError(f"{model.name} has no adapters: call models.enable_lora first")
+    family, merged = model_family(float32_model(model))
+    architecture = family.architecture_of(merged)
+    prefix = family.prefix_of(architecture)
+    entries = {x.weight.path: x for x in family.entries(merged)}
+    tensors, modules = dict[str, np.ndarray](), dict[str, tuple[int, float]]()
+    own = set[int]()
+    for layer in layers:
+        own |= {id(getattr(layer, name)) for name in ADAPTERS if hasattr(layer, name)}
+        entry = entries.get(f"{layer.path}/kernel")
+        if entry is None:
+            raise ValueError(f"{model.name}: expected adapters of dense layers, got {layer.path}")
+        for name, (a, b) in _factors(entry, layer, family).items():
+            module = (name if entry.head else prefix + name).removesuffix(".weight")
+            modules[module] = int(layer.lora_rank), float(layer.lora_alpha)
+            tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+    whole = set[str]()
+    for weight in model.trainable_weights:
+        if id(weight) in own or weight.path not in entries:
+            continue
+        entry = entries[weight.path]
+        value = ops.convert_to_numpy(ops.cast(weight, "float32"))
+        for name, part in entry.save(value).items():
+            tensors[name if entry.head else prefix + name] = part
+            whole.add(name.split(".")[0] if entry.head else (prefix + name).rpartition(".")[0])
+    fields = _fields(merged, modules, sorted(whole), base)
+    fields["fan_in_fan_out"] = any(
+        re.fullmatch(family.names.transposed, f"{x.removeprefix(prefix)}.weight") for x in modules
+    )
+    with new_files(folder) as new:
+        text = json.dumps(fields, indent=2, sort_keys=True)
+        (new / CONFIG).write_text(text + "\n", encoding="utf-8")
+        named = {ROOT + name: np.ascontiguousarray(x) for name, x in tensors.items()}
+        kinds = {name: TensorKind(x.dtype, x.shape) for name, x in named.items()}
+        write_tensors(new / FILES[0], kinds, iter(named.items()))
+        if Path(base).is_dir():
+            known = inspect.signature(family.builder).parameters
+            options = {
+                x: merged.arguments[x]
+                for x in (*family.not_saved, "segments")
+                if x in known and x in merged.arguments
+            }
+            check_equal(merged, load_huggingface(base, architecture, peft=new, **options))
+        for name in (FILES[0], CONFIG):
+            atomic_files.flush(new / name)
+        for name in (FILES[0], CONFIG):
+            atomic_files.replace(new / name, folder / name)
+
+
+def _factors(entry: Entry, layer: Any, family: Family) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """A (rank, in) and B (out, rank) of each tensor of a layer's kernel, by the tensor's name.
+
+    The kernel (in, out) has several tensors side by side, or in another order of its outputs. The
+    same is done with the rows of B, as if they were those of a kernel.
+    """
+    a, b = (
+        ops.convert_to_numpy(ops.cast(x, "float32"))
+        for x in (layer.lora_kernel_a, layer.lora_kernel_b)
+    )
+    parts, result = entry.transform.save(b), {}
+    changes = entry.transform.save(a @ b)
+    for name, part, change in zip(entry.tensors, parts, changes, strict=True):
+        is_transposed = bool(re.fullmatch(family.names.transposed, name))
+        part = part.T if is_transposed else part
+        change = change.T if is_transposed else change
+        fits = part.shape == (change.shape[0], a.shape[1]) and np.allclose(
+            part @ a.T, change, rtol=0, atol=_TOLERANCE * max(1e-30, float(np.abs(change).max()))
+        )
+        if not fits:
+            raise ValueError(
+                f"{layer.path}: its adapter is not one of {name}: {entry.transform} changes more "
+                "than the order of the outputs"
+            )
+        result[name] = a.T, part
+    return result
+
+
+def _fields(
+    model: Model, modules: dict[str, tuple[int, float]], whole: list[str], base: str
+) -> dict[str, Any]:
+    """The fields of `adapter_config.json`."""
+    kinds = list(modules.values())
+    rank, alpha = max(kinds, key=kinds.count)
+    others = {name: x for name, x in modules.items() if x != (rank, alpha)}
+    kind = None if model.head is None else model.head.kind
+    alone = len(model.inputs) == 1
+    task = _TASKS.get(kind, "CAUSAL_LM" if alone else "SEQ_2_SEQ_LM")
+    return {
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "inference_mode": True,
+        "lora_alpha": _as_integer(alpha),
+        "lora_dropout": 0.0,
+        "modules_to_save": whole or None,
+        "peft_type": "LORA",
+        "r": rank,
+        "alpha_pattern": {re.escape(x): _as_integer(y[1]) for x, y in others.items()},
+        "rank_pattern": {re.escape(x): y[0] for x, y in others.items()},
+        "target_modules": sorted(modules),
+        "task_type": task,
+        "use_rslora": False,
+    }
+
+
+def _as_integer(value: float) -> float | int:
+    return int(value) if math.isfinite(value) and value == int(value) else value
