@@ -32,6 +32,8 @@ class Names:
         renamed: dict from the pattern of an old name to its replacement.
         transposed: str, pattern of the names of matrices that are (in, out) in the files, as those
             of the class `Conv1D` of `transformers` are.
+        modules: dict from the pattern of a name in the files to that in the module of
+            `transformers` 5, where it has another.
     """
 
     prefix: str = ""
@@ -39,6 +41,7 @@ class Names:
     ignored: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     transposed: str = ""
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     def in_table(self, name: str) -> str:
         """The name in the table of a tensor in the files."""
@@ -46,6 +49,12 @@ class Names:
         for old, new in self.renamed.items():
             known = re.sub(old, new, known)
         return known
+
+    def in_module(self, name: str) -> str:
+        """The name in a model of `transformers` of a tensor in the files."""
+        for pattern, new in self.modules.items():
+            name = re.sub(pattern, new, name)
+        return name
 
 
 class Named:

@@ -36,6 +36,11 @@ _TASKS = {
     "question_answering": "QUESTION_ANS",
     None: "FEATURE_EXTRACTION",
 }
+# Model types of which transformers 5 has other modules than the files have tensors.
+OTHER_MODULES = (
+    *("deit", "depth_anything", "detr", "dinov2", "dinov2_with_registers", "gte", "nomic_bert"),
+    *("siglip_text_model", "vit"),
+)
 # Of the largest change of a weight by an adapter: sums in another order.
 _TOLERANCE = 1e-4
 
@@ -58,7 +63,8 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
 
     Raises:
         ValueError: the model has no adapters, or rounded weights beside them; or is of another kind
-            than `save_huggingface` can save; or an adapter is not of low rank in the tensors of
+            than `save_huggingface` can save, or of one whose modules in `transformers` have other
+            names than its tensors, such as ViT and GTE; or an adapter is not of low rank in the tensors of
             `transformers`; or the base with the adapters gives other outputs than the model.
 
     After an error the folder is unchanged.
@@ -85,6 +91,11 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
     if not layers:
         raise ValueError(f"{model.name} has no adapters: call models.enable_lora first")
     family, merged = model_family(float32_model(model))
+    if family.model_type in OTHER_MODULES:
+        raise ValueError(
+            f"{model.name}: transformers has other modules for {family.model_type} than its files "
+            "have tensors, so PEFT has none of these adapters: save_huggingface merges them"
+        )
     architecture = family.architecture_of(merged)
     prefix = family.prefix_of(architecture)
     entries = {x.weight.path: x for x in family.entries(merged)}
@@ -96,7 +107,8 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
         if entry is None:
             raise ValueError(f"{model.name}: expected adapters of dense layers, got {layer.path}")
         for name, (a, b) in _factors(entry, layer, family).items():
-            module = (name if entry.head else prefix + name).removesuffix(".weight")
+            name = family.names.in_module(name if entry.head else prefix + name)
+            module = name.removesuffix(".weight")
             modules[module] = int(layer.lora_rank), float(layer.lora_alpha)
             tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
     whole = set[str]()
@@ -105,9 +117,14 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
             continue
         entry = entries[weight.path]
         value = ops.convert_to_numpy(ops.cast(weight, "float32"))
-        for name, part in entry.save(value).items():
-            tensors[name if entry.head else prefix + name] = part
-            whole.add(name.split(".")[0] if entry.head else (prefix + name).rpartition(".")[0])
+        parts = entry.save(value)
+        if entry.head:  # under second names, too, such as those of a bias
+            aliases = family.names.aliases.items()
+            parts |= {alias: parts[name] for alias, name in aliases if name in parts}
+        for name, part in parts.items():
+            full = family.names.in_module(name if entry.head else prefix + name)
+            tensors[full] = part
+            whole.add(full.split(".")[0] if entry.head else full.rpartition(".")[0])
     fields = _fields(merged, modules, sorted(whole), base)
     fields["fan_in_fan_out"] = any(
         re.fullmatch(family.names.transposed, f"{x.removeprefix(prefix)}.weight") for x in modules
@@ -169,7 +186,9 @@ def _fields(
     others = {name: x for name, x in modules.items() if x != (rank, alpha)}
     kind = None if model.head is None else model.head.kind
     alone = len(model.inputs) == 1
-    task = _TASKS.get(kind, "CAUSAL_LM" if alone else "SEQ_2_SEQ_LM")
+    task = _TASKS.get(kind)  # none of a masked language model
+    if kind == "language_model":
+        task = "CAUSAL_LM" if alone else "SEQ_2_SEQ_LM"
     return {
         "base_model_name_or_path": base,
         "bias": "none",

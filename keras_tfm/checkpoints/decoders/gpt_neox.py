@@ -143,6 +143,7 @@ GPT_NEOX = Family(
         # Masks and angles, which older versions of transformers saved.
         ignored=(r"layers\.\d+\.attention\.((masked_)?bias|rotary_emb\.inv_freq)",),
         renamed={r"^lm_head\.": "embed_out."},  # since version 5
+        modules={r"^embed_out\.": "lm_head."},
     ),
     base="GPTNeoXModel",
 )

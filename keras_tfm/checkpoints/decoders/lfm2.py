@@ -244,7 +244,11 @@ LFM3 = Family(
     architectures=architectures(None, "Lfm3ForCausalLM", "Lfm3Model"),
     is_of=_is_third,
     # As in the class of transformers, which renames it when it reads and writes a folder.
-    names=replace(llama.NAMES, renamed={r"\.g_proj\.": ".gate_proj."}),
+    names=replace(
+        llama.NAMES,
+        renamed={r"\.g_proj\.": ".gate_proj."},
+        modules={r"\.self_attn\.gate_proj\.": ".self_attn.g_proj."},
+    ),
     aliases={"rms_norm_eps": "norm_eps"},
     base="Lfm3Model",
 )

@@ -174,6 +174,7 @@ T5GEMMA2 = Family(
         ),
         # transformers has the first name in memory and saves the second.
         renamed={r"^encoder\.text_model\.": "encoder."},
+        modules={r"\bencoder\.(layers|norm|embed_tokens)\.": r"encoder.text_model.\1."},
     ),
     base="T5Gemma2Model",
     unused=_unused_tensors,

@@ -110,7 +110,11 @@ DINOV3 = Family(
         and not model.arguments["distillation_token"]
     ),
     # Training with masked patches is not supported, so the token for them is left out.
-    names=Names(ignored=(r"embeddings\.mask_token",), renamed={r"^model\.layer\.": "layer."}),
+    names=Names(
+        ignored=(r"embeddings\.mask_token",),
+        renamed={r"^model\.layer\.": "layer."},
+        modules={r"^layer\.": "model.layer."},
+    ),
     base="DINOv3ViTModel",
     constants=partial(unread_tokens, mask_axes=3),
 )

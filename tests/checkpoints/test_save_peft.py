@@ -1,0 +1,130 @@
+"""Adapters in the format of PEFT: read again here, their names in transformers, and PEFT itself."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+from compare import assert_close, to_numpy
+from families import TYPES
+from saved_folders import architecture_of, inputs_of, outputs_of, save
+
+from keras_tfm import checkpoints, models
+from keras_tfm.checkpoints.save_peft import OTHER_MODULES
+
+IDS = np.array([[3, 4, 5, 6, 7]], "int32")
+FAST = {"gpt2", "gpt_neox", "nomic_bert"}
+
+
+def train(model, **options):
+    """The number of adapters, with which the model gives other outputs; its head is changed."""
+    count = models.enable_lora(model, rank=2, alpha=6, **options)
+    rng = np.random.default_rng(0)
+    for weight in model.trainable_weights:
+        weight.assign(np.asarray(weight) + rng.normal(size=weight.shape) * 0.1)
+    return count
+
+
+def fields_of(folder):
+    return json.loads((folder / "adapter_config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST))
+        for x in TYPES
+        if x not in ("resnet", "flava_image_codebook")  # without dense layers in blocks
+    ],
+)
+def test_every_family(name, tmp_path):
+    """The outputs are those of the trained model, and transformers has all modules."""
+    model = save(f"{name}, {architecture_of(name)}", tmp_path / "base")
+    train(model)
+    if name in OTHER_MODULES:
+        with pytest.raises(ValueError, match=f"other modules for {name} than its files"):
+            checkpoints.save_peft(model, tmp_path / "adapters", tmp_path / "base")
+        assert not (tmp_path / "adapters").exists()
+        return
+    checkpoints.save_peft(model, tmp_path / "adapters", tmp_path / "base")
+    fields = fields_of(tmp_path / "adapters")
+    assert (fields["r"], fields["lora_alpha"]) == (2, 6)
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    from read_by_transformers import class_of
+
+    with torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(tmp_path / "base")
+        theirs = class_of(tmp_path / "base")(config)
+    known = {x for x, _ in theirs.named_modules()}
+    assert {*fields["target_modules"], *(fields["modules_to_save"] or [])} <= known
+
+
+def test_what_the_files_say(tmp_path):
+    """A base by its name, for which the adapters cannot be compared; one kind of projection."""
+    model = save("llama, LlamaForCausalLM", tmp_path / "base")
+    model.get_layer("output").trainable = False
+    assert train(model, names=["output_projection"]) == 2
+    layer = next(x for x in model.blocks[1]._flatten_layers() if x.name == "output_projection")
+    layer.lora_alpha = 5.0
+    checkpoints.save_peft(model, tmp_path / "adapters", "someone/llama")
+    fields = fields_of(tmp_path / "adapters")
+    one, other = (f"model.layers.{i}.self_attn.o_proj" for i in range(2))
+    assert fields["target_modules"] == [one, other]
+    assert fields["modules_to_save"] is None and fields["task_type"] == "CAUSAL_LM"
+    assert fields["base_model_name_or_path"] == "someone/llama"
+    (pattern, alpha), = fields["alpha_pattern"].items()  # fmt: skip
+    assert pattern.replace("\\", "") in (one, other) and alpha in (5, 6)
+    again = checkpoints.load_huggingface(tmp_path / "base", peft=tmp_path / "adapters")
+    inputs = inputs_of(model)
+    for key, x in outputs_of(again, inputs).items():
+        assert_close(x, outputs_of(model, inputs)[key], 1e-5)
+
+
+def test_a_classifier_on_a_language_model(tmp_path):
+    """Its head is saved whole; the base has none."""
+    save("llama, LlamaForCausalLM", tmp_path / "base")
+    base = checkpoints.load_huggingface(tmp_path / "base")
+    model = models.sequence_classifier(base, 3, pooling="last")
+    train(model)
+    checkpoints.save_peft(model, tmp_path / "adapters", tmp_path / "base")
+    fields = fields_of(tmp_path / "adapters")
+    assert (fields["task_type"], fields["modules_to_save"]) == ("SEQ_CLS", ["score"])
+    architecture = "LlamaForSequenceClassification"
+    again = checkpoints.load_huggingface(
+        tmp_path / "base", architecture, peft=tmp_path / "adapters"
+    )
+    assert_close(to_numpy(again(IDS)), to_numpy(model(IDS)), 1e-5)
+
+
+def test_what_cannot_be_saved_is_refused(tmp_path):
+    model = save("gpt2, GPT2LMHeadModel", tmp_path / "base")
+    adapters = tmp_path / "adapters"
+    with pytest.raises(ValueError, match=r"gpt has no adapters: call models\.enable_lora"):
+        checkpoints.save_peft(model, adapters, "gpt2")
+    train(model)
+    model.embedding.embeddings.assign(model.embedding.embeddings + 1.0)
+    with pytest.raises(ValueError, match="after loading, its outputs differ by"):
+        checkpoints.save_peft(model, adapters, tmp_path / "base")  # not this base
+    rounded = models.gpt(31, dim=64, num_layers=1, num_heads=2, intermediate_dim=64, max_length=7)
+    models.enable_quantization(rounded, "int8")
+    models.enable_lora(rounded, rank=2)
+    with pytest.raises(ValueError, match="gpt has rounded weights beside its adapters"):
+        checkpoints.save_peft(rounded, adapters, "gpt2")
+    assert not adapters.exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs peft")
+@pytest.mark.parametrize("case", ["llama, LlamaForCausalLM", "gpt2, GPT2LMHeadModel"])
+def test_peft_has_the_logits(case, tmp_path):
+    import torch
+    from peft import PeftModel
+    from read_by_transformers import read
+
+    model = save(case, tmp_path / "base")
+    train(model)
+    checkpoints.save_peft(model, tmp_path / "adapters", tmp_path / "base")
+    theirs = PeftModel.from_pretrained(read(tmp_path / "base"), tmp_path / "adapters").eval()
+    with torch.no_grad():
+        expected = theirs(torch.tensor(IDS.astype("int64"))).logits.numpy()
+    assert_close(to_numpy(model(IDS)), expected, 1e-5)
