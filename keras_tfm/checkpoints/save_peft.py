@@ -64,8 +64,9 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
     Raises:
         ValueError: the model has no adapters, or rounded weights beside them; or is of another kind
             than `save_huggingface` can save, or of one whose modules in `transformers` have other
-            names than its tensors, such as ViT and GTE; or an adapter is not of low rank in the tensors of
-            `transformers`; or the base with the adapters gives other outputs than the model.
+            names than its tensors, such as ViT and GTE; or an adapter is not of low rank in the
+            tensors of `transformers`; or the base with the adapters gives other outputs than the
+            model.
 
     After an error the folder is unchanged.
 

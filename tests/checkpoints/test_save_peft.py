@@ -115,6 +115,7 @@ def test_what_cannot_be_saved_is_refused(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs peft")
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of its use of transformers
 @pytest.mark.parametrize("case", ["llama, LlamaForCausalLM", "gpt2, GPT2LMHeadModel"])
 def test_peft_has_the_logits(case, tmp_path):
     import torch
