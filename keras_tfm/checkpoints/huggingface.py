@@ -77,7 +77,7 @@ _OTHER_PARTS = (
     *(f"{x}_config" for x in ("vision", "audio", "image", "video", "speech", "text", "projector")),
     *("vision_tower", "mm_vision_tower", "audio_tower"),
 )
-# Other names of a model type, with the beginnings of its classes' names and of those here. "new" is
+# Other names of a model type, with the prefix of its classes and that of the classes here. "new" is
 # GTE in the code of its authors; an encoder of texts of SigLIP 2 computes what SigLIP's does.
 _OTHER_NAMES = {
     "new": ("gte", "New", "Gte"),

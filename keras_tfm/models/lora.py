@@ -23,7 +23,7 @@ def enable_lora(
 
     Adapters cost nothing on a device: `.keras` files, `export_tflite`, `save_huggingface` and
     `with_dtype` merge them into the kernels. `export_tflite(..., separate_adapters=True)` and
-    `save_adapter` keep them in files of their own, and `checkpoints.save_peft` writes them for PEFT.
+    `save_adapter` keep them in files of their own; `checkpoints.save_peft` writes them for PEFT.
 
     Args:
         model: `keras.Model` made by a builder of `keras_tfm.models`, with or without a head. It
