@@ -238,6 +238,10 @@ MODEL_TYPES = (
         "decoder", vocabularies={"": 100352},
     ),
     ModelType(
+        "falcon_h1", "Falcon-H1", "decoders.granite4:FALCON_H1", "falcon_h1", "decoder",
+        vocabularies={"": 32784},
+    ),
+    ModelType(
         "mamba2", "Mamba-2", "decoders.granite4:MAMBA2", "mamba2", "decoder",
         vocabularies={"": 50288}, tokenizer="GPTNeoXTokenizer",
     ),

@@ -72,6 +72,13 @@ def own_options():
             "num_groups": 2, "kernel_size": 3, "rotary": True, "embedding_multiplier": 3.0,
             "attention_multiplier": 0.7, "residual_multiplier": 0.6, "logits_scaling": 2.5,
         },
+        "falcon_h1": {
+            "mamba_heads": 6, "mamba_head_dim": 5, "state_dim": 5, "num_groups": 2,
+            "kernel_size": 3, "mamba_norm": "after_gate", "embedding_multiplier": 3.0,
+            "lm_head_multiplier": 0.4, "key_multiplier": 0.7, "attention_in_multiplier": 1.2,
+            "attention_out_multiplier": 0.8, "ssm_in_multiplier": 0.9, "ssm_out_multiplier": 1.1,
+            "ssm_multipliers": [0.6, 1.3, 0.7, 1.2, 0.8], "mlp_multipliers": [0.5, 0.6],
+        },
         "gpt_neox": {"num_key_value_heads": None},
         "starcoder2": {"num_key_value_heads": 1, "rotary_dim": 6, "windows": 4},
         "mamba2": {

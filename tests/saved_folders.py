@@ -77,6 +77,14 @@ OPTIONS = {
         "time_step_limit": (0.3, 0.9), "tie_output": True, "mamba_heads": 3, "mamba_head_dim": 8,
         "num_groups": 1, "activation": "gelu",
     },
+    "falcon_h1, biases, limits, norm before the gate, tied": {
+        "attention_bias": True, "mamba_bias": True, "convolution_bias": False,
+        "feed_forward_bias": True, "time_step_limit": (0.3, 0.9), "tie_output": True,
+        "mamba_norm": "before_gate", "mamba_heads": 3, "num_groups": 1, "activation": "gelu",
+    },
+    "falcon_h1, no norm, a bias of the output": {
+        "mamba_norm": None, "mamba_bias": ["output_projection"],
+    },
     "glm, whole heads, no biases, tied": {
         "rotary_dim": None, "attention_bias": False, "tie_output": True,
     },

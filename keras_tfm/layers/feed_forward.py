@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.arguments import check_integer
+from keras_tfm.arguments import check_integer, check_number
 from keras_tfm.layers.arguments import (
     as_activation,
     as_initializer,
@@ -34,6 +34,7 @@ class FeedForward(RematerializedLayer):
         intermediate_dim: int, width of the first layer's output (F).
         activation: str or function, activation of the first layer, or of the gate.
         gated: bool, whether the first layer's output is multiplied by a gate.
+        gate_scale: float, factor of x W_g + b_g, as in Falcon-H1; 1.0 without `gated`.
         dropout: float, dropout rate after the activation (0 in the paper).
         use_bias: bool, whether both layers add a bias, or a list of those that do: any of "inner"
             and "outer".
@@ -67,13 +68,18 @@ class FeedForward(RematerializedLayer):
         use_bias: bool | Collection[str] = True,
         kernel_initializer: Initializer = "glorot_uniform",
         bias_initializer: Initializer = "zeros",
+        gate_scale: float = 1.0,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
         check_integer("intermediate_dim", intermediate_dim)
         self.intermediate_dim = intermediate_dim
         self.activation = as_activation("activation", activation)
+        check_number("gate_scale", gate_scale)
+        if gate_scale != 1.0 and not gated:
+            raise ValueError(f"gate_scale must be 1.0 without gated, got {gate_scale}")
         self.gated = gated
+        self.gate_scale = gate_scale
         self.dropout = dropout
         self._biased = biased_parts(use_bias, _LAYERS)
         self.use_bias = use_bias if isinstance(use_bias, bool) else sorted(use_bias)
@@ -98,15 +104,18 @@ class FeedForward(RematerializedLayer):
         if self.gated and is_float and current_target.get().is_edge:
             # Two products with constant kernels: XNNPACK would copy both halves of one product.
             gate = self.inner.columns(x, 0, self.intermediate_dim)
-            y = self.activation(gate) * self.inner.columns(x, self.intermediate_dim, None)
+            y = self._gate(gate) * self.inner.columns(x, self.intermediate_dim, None)
         elif self.gated:
             gate, y = ops.split(self.inner(x), 2, axis=-1)
-            y = self.activation(gate) * y
+            y = self._gate(gate) * y
         else:
             y = self.activation(self.inner(x))
         if self.dropout:
             y = self.dropout_layer(y, training=training)
         return self.outer(y)
+
+    def _gate(self, x: Tensor) -> Tensor:
+        return self.activation(x if self.gate_scale == 1.0 else x * self.gate_scale)
 
     def compute_output_shape(self, x_shape: Shape) -> Shape:
         """The shape of the input."""
@@ -119,6 +128,7 @@ class FeedForward(RematerializedLayer):
             "intermediate_dim": self.intermediate_dim,
             "activation": keras.activations.serialize(self.activation),
             "gated": self.gated,
+            "gate_scale": self.gate_scale,
             "dropout": self.dropout,
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),

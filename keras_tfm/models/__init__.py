@@ -1,6 +1,7 @@
 """Models: one functional builder per family, task heads, and the `Model` class."""
 
 from keras_tfm.models.decoders.cohere import cohere
+from keras_tfm.models.decoders.falcon_h1 import falcon_h1
 from keras_tfm.models.decoders.gemma import gemma
 from keras_tfm.models.decoders.gemma4 import gemma4
 from keras_tfm.models.decoders.glm import glm
@@ -112,6 +113,7 @@ __all__ = [
     "enable_quantization",
     "encoder",
     "evoformer",
+    "falcon_h1",
     "features_of",
     "gemma",
     "gemma4",

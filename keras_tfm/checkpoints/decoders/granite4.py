@@ -1,4 +1,4 @@
-"""Checkpoints of Granite 4.0 without experts and of Mamba-2: tensors, configuration and heads.
+"""Checkpoints of Granite 4.0 without experts, Falcon-H1 and Mamba-2: tensors, fields and heads.
 
 Two things that `transformers` computes in a state space are not computed here: it applies
 `time_step_limit` to prompts, but not to the tokens that it generates, and with `mamba_proj_bias`
@@ -6,6 +6,7 @@ the convolution reads that bias at the padding before a text.
 """
 
 import math
+from dataclasses import replace
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
@@ -22,6 +23,7 @@ from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 from keras_tfm.checkpoints.transforms import Transposed
+from keras_tfm.layers.arguments import biased_parts
 from keras_tfm.models.decoders.causal_decoder import each_flag
 
 # Values of fields that are missing in `config.json`.
@@ -43,9 +45,8 @@ _MAMBA = {
 }
 
 
-def _mixer(mamba: str) -> tuple[Row, ...]:
-    """The rows of a state space, by its name in a checkpoint."""
-    mixer = "decoder_{i}/mamba2"
+def _mixer(mamba: str, mixer: str = "decoder_{i}/mamba2") -> tuple[Row, ...]:
+    """The rows of a state space, by its name in a checkpoint and its path."""
     weights = {
         "bias": "conv1d.bias", "time_step_bias": "dt_bias", "log_rate": "A_log", "skip": "D",
         "scale": "norm.weight",
@@ -78,11 +79,10 @@ def _attends(config: Config, num_layers: int) -> list[bool]:
     return read_attends(config, num_layers, _LINEAR, [_LINEAR] * num_layers)
 
 
-def _head_dim(config: Config, dim: int, heads: int) -> int:
-    """The width of a head of a state space, which the configuration may say indirectly."""
-    inner = config.integer("mamba_expand", 2) * dim
+def _head_dim(config: Config, heads: int, inner: int) -> int:
+    """The width of a head of a state space of `inner` channels, which may not be a field."""
     if inner % heads:
-        config.refuse("mamba_n_heads", heads, f"a divisor of mamba_expand * hidden_size ({inner})")
+        config.refuse("mamba_n_heads", heads, f"a divisor of the inner width ({inner})")
     width = config.fields.get("mamba_d_head")
     if width not in (None, "auto", inner // heads):
         config.refuse("mamba_d_head", width, f'"auto" or {inner // heads} for mamba_n_heads')
@@ -113,25 +113,43 @@ def _limit_fields(model: models.Model) -> Fields:
     return {"time_step_limit": [_INFINITY if x == math.inf else x for x in pair]}
 
 
+def _mamba_arguments(config: Config, inner: int) -> Arguments:
+    """The arguments of state spaces of `inner` channels."""
+    mamba = {ours: config.integer(name, default) for name, (ours, default) in _MAMBA.items()}
+    return {
+        **mamba,
+        "mamba_head_dim": _head_dim(config, mamba["mamba_heads"], inner),
+        "kernel_size": config.integer("mamba_d_conv", 4, minimum=2),
+        "convolution_bias": config.flag("mamba_conv_bias", True),
+        "time_step_limit": _time_step_limit(config),
+    }
+
+
+def _mamba_fields(model: models.Model) -> Fields:
+    given = model.arguments
+    return {
+        **{name: given[ours] for name, (ours, _) in _MAMBA.items()},
+        "mamba_d_head": given["mamba_head_dim"],
+        "mamba_d_conv": given["kernel_size"],
+        "mamba_conv_bias": given["convolution_bias"],
+        **_limit_fields(model),
+    }
+
+
 def _arguments(config: Config, named: Named) -> Arguments:
     config.only(normalization_function="rmsnorm")
     experts = config.integer("num_local_experts", _EXPERTS, minimum=0)
     if experts:
         config.refuse("num_local_experts", experts, "0: sparse experts are not supported")
     arguments = llama.shared_arguments(config, named, _DEFAULTS)
-    mamba = {ours: config.integer(name, default) for name, (ours, default) in _MAMBA.items()}
     rotary = config.fields.get("position_embedding_type") == "rope"
     return {
         **arguments,
         "intermediate_dim": config.integer("shared_intermediate_size", _INNER),
         "activation": config.activation("hidden_act", "silu"),
         "attends": _attends(config, arguments["num_layers"]),
-        **mamba,
-        "mamba_head_dim": _head_dim(config, arguments["dim"], mamba["mamba_heads"]),
-        "kernel_size": config.integer("mamba_d_conv", 4, minimum=2),
+        **_mamba_arguments(config, config.integer("mamba_expand", 2) * arguments["dim"]),
         "mamba_bias": config.flag("mamba_proj_bias", False),
-        "convolution_bias": config.flag("mamba_conv_bias", True),
-        "time_step_limit": _time_step_limit(config),
         "rotary": rotary,
         **(read_rope(config) if rotary else {}),
         **{name: config.number(name, 1.0) for name in FACTORS},
@@ -154,13 +172,9 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "num_experts_per_tok": 0,
         "hidden_act": activation_name(given["activation"]),
         "layer_types": ["attention" if x else "mamba" for x in attends],
-        **{name: given[ours] for name, (ours, _) in _MAMBA.items()},
-        "mamba_d_head": given["mamba_head_dim"],
+        **_mamba_fields(model),
         "mamba_expand": inner // dim,
-        "mamba_d_conv": given["kernel_size"],
         "mamba_proj_bias": given["mamba_bias"],
-        "mamba_conv_bias": given["convolution_bias"],
-        **_limit_fields(model),
         "position_embedding_type": "rope" if given["rotary"] else "nope",
         **rope_fields(model),
         **{name: given[name] for name in FACTORS},
@@ -177,6 +191,103 @@ GRANITE4 = Family(
     names=llama.NAMES,
     base="GraniteMoeHybridModel",
     aliases={"layers_block_type": "layer_types"},
+)
+
+
+_FALCON_DEFAULTS: Arguments = {
+    **_DEFAULTS, "vocab_size": 128000, "intermediate_size": 14336, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 8192,
+}  # fmt: skip
+_FALCON_FACTORS = (
+    "embedding_multiplier", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier",
+    "attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
+)  # fmt: skip
+_FALCON_LISTS = {"ssm_multipliers": 5, "mlp_multipliers": 2}  # with the number of factors
+# Fields of the biases of a state space's projections.
+_PROJECTIONS = {"mamba_proj_bias": "input_projection", "projectors_bias": "output_projection"}
+
+
+def _falcon_h1_table(model: models.Model) -> tuple[Row, ...]:
+    """Llama's table with attention and a state space in a mixer, and other names."""
+    path, layer = "decoder_{i}", "layers.{i}"
+    renamed = {"mlp.": "feed_forward.", "post_attention_layernorm": "pre_ff_layernorm"}
+    rows = []
+    for row in llama.table(model):
+        tensors = row.tensors
+        for theirs, falcon in renamed.items():
+            tensors = tuple(x.replace(theirs, falcon) for x in tensors)
+        weight = row.weight.replace(f"{path}/self_attention/", f"{path}/mixer/self_attention/")
+        rows.append(replace(row, weight=weight, tensors=tensors))
+    return (
+        *(x for x in rows if not x.weight.startswith("decoder_norm/")),
+        *rms_norm("decoder_norm", "final_layernorm"),
+        *_mixer(f"{layer}.mamba", f"{path}/mixer/mamba2"),
+    )
+
+
+def _factors(config: Config, name: str, count: int) -> list[float]:
+    """A list of `count` factors; null or no field: 1."""
+    factors = config.fields.get(name)
+    if factors is None:
+        return [1.0] * count
+    if (
+        not isinstance(factors, list)
+        or len(factors) != count
+        or not all(type(x) in (int, float) and math.isfinite(x) for x in factors)
+    ):
+        config.refuse(name, factors, f"a list of {count} numbers")
+    return [float(x) for x in factors]
+
+
+def _falcon_h1_arguments(config: Config, named: Named) -> Arguments:
+    arguments = llama.shared_arguments(config, named, _FALCON_DEFAULTS)
+    factors = {name: config.number(name, 1.0) for name in _FALCON_FACTORS}
+    if factors["lm_head_multiplier"] == 0:
+        config.refuse("lm_head_multiplier", 0, "a positive number")
+    inner = config.integer("mamba_d_ssm", None if "mamba_d_ssm" in config.fields else 1024)
+    if inner is None:
+        inner = config.integer("mamba_expand", 2) * arguments["dim"]
+    norm = "before_gate" if config.flag("mamba_norm_before_gate", True) else "after_gate"
+    return {
+        **arguments,
+        "activation": config.activation("hidden_act", "silu"),
+        **_mamba_arguments(config, inner),
+        "mamba_norm": norm if config.flag("mamba_rms_norm", False) else None,
+        "mamba_bias": [ours for name, ours in _PROJECTIONS.items() if config.flag(name, False)],
+        "feed_forward_bias": config.flag("mlp_bias", False),
+        **read_rope(config),
+        **factors,
+        **{name: _factors(config, name, count) for name, count in _FALCON_LISTS.items()},
+    }
+
+
+def _falcon_h1_fields(model: models.Model, architecture: str) -> Fields:
+    given = model.arguments
+    biased = biased_parts(given["mamba_bias"], _PROJECTIONS.values())
+    return {
+        **llama.shared_fields(model, architecture),
+        "hidden_act": activation_name(given["activation"]),
+        **_mamba_fields(model),
+        "mamba_d_ssm": given["mamba_heads"] * given["mamba_head_dim"],
+        "mamba_rms_norm": given["mamba_norm"] is not None,
+        "mamba_norm_before_gate": given["mamba_norm"] == "before_gate",
+        **{name: ours in biased for name, ours in _PROJECTIONS.items()},
+        "mlp_bias": given["feed_forward_bias"],
+        **rope_fields(model),
+        **{name: given[name] for name in _FALCON_FACTORS},
+        **{name: list(given[name]) for name in _FALCON_LISTS},
+    }
+
+
+FALCON_H1 = Family(
+    model_type="falcon_h1",
+    builder=models.falcon_h1,
+    table=_falcon_h1_table,
+    arguments=_falcon_h1_arguments,
+    fields=_falcon_h1_fields,
+    architectures=architectures(None, "FalconH1ForCausalLM", "FalconH1Model"),
+    names=llama.NAMES,
+    base="FalconH1Model",
 )
 
 

@@ -1,14 +1,16 @@
 """Mamba-2: a selective state space of constant size."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
-from keras_tfm.arguments import check_integer, check_not_negative
-from keras_tfm.layers.arguments import as_activation
+from keras_tfm.arguments import check_integer, check_not_negative, check_number
+from keras_tfm.layers.arguments import as_activation, biased_parts
+from keras_tfm.layers.base_layer import Projection
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.multi_head_attention.heads import (
     merge_heads,
@@ -20,6 +22,9 @@ from keras_tfm.layers.recurrent.causal_convolution import causal_convolution, ze
 from keras_tfm.layers.recurrent.state_space import repeat_each, scan_state_space
 from keras_tfm.layers.recurrent.token_mixer import TokenMixer
 from keras_tfm.layers.types import Activation, Config, Shape, Size, Tensor
+
+_LAYERS = ("input_projection", "output_projection")
+_NORMS = ("after_gate", "before_gate", None)
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -33,10 +38,10 @@ class Mamba2(TokenMixer):
     S_t = e^(-e^a D_t) S_t-1 + b_t (D_t v_t)^T, y_t = S_t^T c_t + s v_t,
     D_t = softplus(d_t + d), clipped to `time_step_limit`;
 
-    the layer returns RMSNormalization(y * silu(z)) W_out, normalised in each group. Several tokens
-    are computed in chunks of 64, as matrix products, with memory that grows with T. Inside a
-    `DecodingScope` its states are the matrices S, in float32, and the last inputs of the
-    convolution.
+    the layer returns RMSNormalization(y * silu(z)) W_out, normalised in each group; or, by `norm`,
+    (RMSNormalization(y) * silu(z)) W_out or (y * silu(z)) W_out. Several tokens are computed in
+    chunks of 64, as matrix products, with memory that grows with T. Inside a `DecodingScope` its
+    states are the matrices S, in float32, and the last inputs of the convolution.
 
     Args:
         num_heads: int, number of heads (H).
@@ -46,10 +51,14 @@ class Mamba2(TokenMixer):
         kernel_size: int, number of tokens that the convolution reads, the last one itself.
         activation: str or function, activation after the convolution.
         epsilon: float, epsilon of the normalisation.
-        use_bias: bool, whether the projections add a bias.
+        use_bias: bool, whether both projections add a bias, or a list of those that do: any of
+            "input_projection" and "output_projection".
         convolution_bias: bool, whether the convolution adds a bias.
         time_step_limit: tuple of two floats, the least and the largest time step D. Default: no
             limits.
+        norm: str, "after_gate" or "before_gate", the place of the normalisation; None: none.
+        projection_scales: list of five floats, factors of z, v, b, c and d, the parts of x W_in, as
+            in Falcon-H1. Default: no factors.
         **kwargs: `kernel_initializer` and `bias_initializer`, of the projections and the
             convolution, and the arguments of `keras.layers.Layer`.
 
@@ -83,9 +92,11 @@ class Mamba2(TokenMixer):
         kernel_size: int = 4,
         activation: Activation = "silu",
         epsilon: float = 1e-5,
-        use_bias: bool = False,
+        use_bias: bool | Collection[str] = False,
         convolution_bias: bool = True,
         time_step_limit: Sequence[float] | None = None,
+        norm: str | None = "after_gate",
+        projection_scales: Sequence[float] | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -104,9 +115,14 @@ class Mamba2(TokenMixer):
         self.kernel_size = kernel_size
         self.activation = as_activation("activation", activation)
         self.epsilon = epsilon
-        self.use_bias = use_bias
+        self._biased = biased_parts(use_bias, _LAYERS)
+        self.use_bias = use_bias if isinstance(use_bias, bool) else sorted(use_bias)
         self.convolution_bias = convolution_bias
         self.time_step_limit = _as_limit(time_step_limit)
+        if norm not in _NORMS:
+            raise ValueError(f"norm must be one of {_NORMS}, got {norm!r}")
+        self.norm = norm
+        self.projection_scales = _as_scales(projection_scales)
         self._inner = num_heads * head_dim
         self._key_width = num_groups * state_dim
 
@@ -115,7 +131,7 @@ class Mamba2(TokenMixer):
         self._check_input(x_shape)
         inner, heads = self._inner, (self.num_heads,)
         convolved = inner + 2 * self._key_width
-        self.input_projection = self._dense("input_projection", inner + convolved + self.num_heads)
+        self.input_projection = self._projection(0, inner + convolved + self.num_heads)
         self.input_projection.build(x_shape)
         self.kernel = self.add_weight(
             shape=(self.kernel_size, 1, convolved), initializer=self.kernel_initializer.clone(),
@@ -134,16 +150,26 @@ class Mamba2(TokenMixer):
             shape=heads, initializer=_log_rates, autocast=False, name="log_rate"
         )
         self.skip = self.add_weight(shape=heads, initializer="ones", autocast=False, name="skip")
-        self.scale = self.add_weight(shape=(inner,), initializer="ones", name="scale")
-        self.output_projection = self._dense("output_projection", x_shape[-1])
+        if self.norm is not None:
+            self.scale = self.add_weight(shape=(inner,), initializer="ones", name="scale")
+        self.output_projection = self._projection(1, x_shape[-1])
         self.output_projection.build((*x_shape[:-1], inner))
         self.built = True
+
+    def _projection(self, index: int, units: int) -> Projection:
+        name = _LAYERS[index]
+        return self._dense(name, units, name in self._biased)
 
     def _mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
         inner, keys = self._inner, self._key_width
         gate, inputs, steps = self._project(
             self.input_projection, x, inner, inner + 2 * keys, self.num_heads
         )
+        if self.projection_scales is not None:
+            first, *middle, last = self.projection_scales
+            gate, steps = gate * first, steps * last
+            factors = np.repeat(middle, (inner, keys, keys))
+            inputs = inputs * ops.cast(factors, inputs.dtype)
         inputs = self.activation(
             causal_convolution(f"{self.name}_convolution", inputs, self.kernel, self.bias, mask)
         )
@@ -156,7 +182,10 @@ class Mamba2(TokenMixer):
             y, _ = self._recur(given, self._begin(x.shape[0] or ops.shape(x)[0]), mask)
         value = inputs[..., :inner]
         y = y + repeat_each(ops.cast(self.skip, y.dtype), value) * value
-        return self.output_projection(self._normalize(y * ops.silu(ops.cast(gate, y.dtype))))
+        gate = ops.silu(ops.cast(gate, y.dtype))
+        y = self._normalize(y) * gate if self.norm == "before_gate" else y * gate
+        y = self._normalize(y) if self.norm == "after_gate" else y
+        return self.output_projection(ops.cast(y, self.compute_dtype))
 
     @property
     def _state_dtype(self) -> str:
@@ -202,7 +231,7 @@ class Mamba2(TokenMixer):
         mean_square = ops.mean(ops.square(y), axis=-1, keepdims=True)
         # The last factor is no constant: see `RMSNormalization`.
         y = y * ops.reshape(ops.cast(self.scale, y.dtype), (groups, width))
-        return ops.cast(merge_last(y * ops.rsqrt(mean_square + self.epsilon)), self.compute_dtype)
+        return merge_last(y * ops.rsqrt(mean_square + self.epsilon))
 
     def get_config(self) -> Config:
         """The constructor's arguments."""
@@ -218,6 +247,8 @@ class Mamba2(TokenMixer):
             "use_bias": self.use_bias,
             "convolution_bias": self.convolution_bias,
             "time_step_limit": self.time_step_limit,
+            "norm": self.norm,
+            "projection_scales": self.projection_scales,
         }
 
 
@@ -232,6 +263,17 @@ def _as_limit(limit: Any) -> list[float] | None:
     if not 0 <= low <= high:
         raise ValueError(f"time_step_limit must be 0 <= least <= largest, got {limit!r}")
     return None if low == 0 and high == math.inf else [float(low), float(high)]
+
+
+def _as_scales(scales: Any) -> list[float] | None:
+    """The five factors, checked; None if all are 1."""
+    if scales is None:
+        return None
+    if not isinstance(scales, list | tuple) or len(scales) != 5:
+        raise ValueError(f"projection_scales must have five numbers, got {scales!r}")
+    for scale in scales:
+        check_number("projection_scales", scale)
+    return None if all(scale == 1 for scale in scales) else [float(scale) for scale in scales]
 
 
 def _time_step_biases(shape: Shape, dtype: Any = None) -> Tensor:

@@ -152,6 +152,7 @@ class RotaryDecoder(CausalDecoder):
     attention_dropout: float
     head_dim: int | None = None
     feed_forward_bias: bool = False
+    gate_scale: float = 1.0
     causal: bool = True
 
     def __post_init__(self) -> None:
@@ -176,7 +177,7 @@ class RotaryDecoder(CausalDecoder):
         name: str,
         window: int | None,
         position: RotaryEmbedding | None,
-        residual: Residual,
+        residual: Residual | dict[str, Residual],
         num_key_value_heads: int | None = None,
         head_dim: int | None = None,
         intermediate_dim: int | None = None,
@@ -214,6 +215,7 @@ class RotaryDecoder(CausalDecoder):
             activation=self.activation,
             gated=True,
             use_bias=self.feed_forward_bias,
+            gate_scale=self.gate_scale,
             kernel_initializer=initializer(),
             dtype=self.dtype,
             name="feed_forward",
