@@ -45,11 +45,13 @@ def test_equals_the_float64_reference(x, dtype, activation, use_bias):
 
 
 @pytest.mark.parametrize("use_bias", [False, True, ["outer"]], ids=str)
-@pytest.mark.parametrize("how", ["", "LoRA", "int8"])
+@pytest.mark.parametrize("how", ["", "LoRA", "int8", "scale"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_gate(x, target, how, use_bias):
     """Gate and values are one product in Keras and two where they are exported."""
-    layer = built(FeedForward(F, "silu", gated=True, use_bias=use_bias), (B, T, D))
+    scale = 0.6 if how == "scale" else 1.0
+    layer = FeedForward(F, "silu", gated=True, use_bias=use_bias, gate_scale=scale)
+    layer = built(layer, (B, T, D))
     if how == "LoRA":
         layer.inner.enable_lora(2)
         layer.inner.lora_kernel_b.assign(np.full((2, 2 * F), 0.3))
@@ -57,6 +59,7 @@ def test_a_gate(x, target, how, use_bias):
     assert [p.use_bias for p in (layer.inner, layer.outer)] == [use_bias is True, bool(use_bias)]
     biases = [to_numpy(p.bias) if p.use_bias else 0.0 for p in (layer.inner, layer.outer)]
     gate, y = np.split(x @ kernel + biases[0], 2, axis=-1)
+    gate = scale * gate
     expected = (gate / (1 + np.exp(-gate)) * y) @ to_numpy(layer.outer.kernel) + biases[1]
     if how == "int8":
         layer.inner.quantize("int8")

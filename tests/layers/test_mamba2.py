@@ -108,6 +108,9 @@ def reference(layer, x, mask=None):
     values = {x.path.split("/", 1)[1]: to_numpy(x).astype("float64") for x in layer.weights}
     x = x.astype("float64") @ values["input_projection/kernel"]
     x = x + values.get("input_projection/bias", 0.0)
+    if layer.projection_scales is not None:
+        widths = [H * P, H * P, G * N, G * N, H]
+        x = x * np.repeat(layer.projection_scales, widths)
     gate, inner, steps = np.split(x, [H * P, 2 * H * P + 2 * G * N], axis=-1)
     inner = inner if mask is None else np.where(mask[..., None], inner, 0)
     mixed = np.zeros_like(inner) + values.get("bias", 0.0)
@@ -127,17 +130,26 @@ def reference(layer, x, mask=None):
         decay = -np.exp(values["log_rate"][h]) * step
         y, _ = recurrent(query[group], key[group], step * v, decay, np.zeros((B, N, P)))
         heads.append(y + values["skip"][h] * v)
-    y = (np.concatenate(heads, -1) * silu(gate)).reshape(B, -1, G, H * P // G)
-    y = y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-3)
-    y = y.reshape(B, -1, H * P) * values["scale"]
+    y = np.concatenate(heads, -1)
+    y = y if layer.norm == "before_gate" else y * silu(gate)
+    if layer.norm is not None:
+        y = y.reshape(B, -1, G, H * P // G)
+        y = y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-3)
+        y = y.reshape(B, -1, H * P) * values["scale"]
+    y = y * silu(gate) if layer.norm == "before_gate" else y
     return y @ values["output_projection/kernel"] + values.get("output_projection/bias", 0.0)
 
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "masked"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"use_bias": True, "convolution_bias": False, "time_step_limit": (0.4, 0.8)}],
-    ids=["default", "other options"],
+    [
+        {},
+        {"use_bias": True, "convolution_bias": False, "time_step_limit": (0.4, 0.8)},
+        {"norm": "before_gate", "projection_scales": (0.6, 1.3, 0.7, 1.2, 0.8)},
+        {"norm": None, "use_bias": ["output_projection"]},
+    ],
+    ids=["default", "other options", "norm before the gate, scales", "no norm"],
 )
 def test_the_equations(options, mask):
     layer = layer_of(**options)
@@ -225,6 +237,21 @@ def test_the_state_of_long_rows_is_in_float32(policy):
             lambda: Mamba2(2, 3, 5, time_step_limit=(0.2, 0.1)),
             ValueError,
             r"time_step_limit must be 0 <= least <= largest, got \(0.2, 0.1\)",
+        ),
+        (
+            lambda: Mamba2(2, 3, 5, norm="first"),
+            ValueError,
+            r"norm must be one of \('after_gate', 'before_gate', None\), got 'first'",
+        ),
+        (
+            lambda: Mamba2(2, 3, 5, projection_scales=[1.0]),
+            ValueError,
+            r"projection_scales must have five numbers, got \[1.0\]",
+        ),
+        (
+            lambda: Mamba2(2, 3, 5, use_bias=["output"]),
+            ValueError,
+            "use_bias must be True, False or a list of",
         ),
         (
             lambda: Mamba2(2, 3, 5, name="net")(keras.Input((None, None, 3))),

@@ -257,7 +257,7 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
         "bert": {}, "gpt": {}, "gemma": {}, "t5": {}, "m2m_100": {}, "t5gemma2": {},
         "smolvlm": {}, "lfm2": {}, "qwen3_5": {}, "granite4": {}, "nomic_bert": {},
         "gpt_neox": {}, "modernbert_decoder": {}, "glm": {},
-        "mamba2": {},
+        "mamba2": {}, "falcon_h1": {},
     }  # fmt: skip
     with torch.device("meta"):
         for size, (layers, dim) in bert.items():
@@ -414,6 +414,12 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
             )  # fmt: skip
             model = transformers.GraniteMoeHybridForCausalLM(config)
             counts["granite4"][size] = counted(model, 100352)
+        config = transformers.FalconH1Config(
+            hidden_size=1024, num_hidden_layers=36, num_attention_heads=8, num_key_value_heads=2,
+            head_dim=64, intermediate_size=2048, mamba_d_ssm=1536, mamba_n_heads=24,
+            mamba_d_state=128, vocab_size=32784,
+        )  # fmt: skip
+        counts["falcon_h1"]["0.5b"] = counted(transformers.FalconH1ForCausalLM(config), 32784)
         nomic = transformers.NomicBertModel(transformers.NomicBertConfig())
         counts["nomic_bert"]["base"] = counted(nomic, 30528)
         gte = transformers.GteModel(transformers.GteConfig())

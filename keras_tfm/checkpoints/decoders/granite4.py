@@ -247,7 +247,9 @@ def _falcon_h1_arguments(config: Config, named: Named) -> Arguments:
     inner = config.integer("mamba_d_ssm", None if "mamba_d_ssm" in config.fields else 1024)
     if inner is None:
         inner = config.integer("mamba_expand", 2) * arguments["dim"]
-    norm = "before_gate" if config.flag("mamba_norm_before_gate", True) else "after_gate"
+    missing = "mamba_norm_before_gate" not in config.fields  # null is false
+    before = config.flag("mamba_norm_before_gate", missing)
+    norm = "before_gate" if before else "after_gate"
     return {
         **arguments,
         "activation": config.activation("hidden_act", "silu"),
@@ -288,6 +290,7 @@ FALCON_H1 = Family(
     architectures=architectures(None, "FalconH1ForCausalLM", "FalconH1Model"),
     names=llama.NAMES,
     base="FalconH1Model",
+    aliases={"layer_types": "layers_block_type"},
 )
 
 
