@@ -74,7 +74,7 @@ class HybridMixer(TokenMixer):
 
     def _mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
         y = [
-            _scaled(layer(_scaled(x, scales[0]), mask=mask), scales[1])
+            _multiply(layer(_multiply(x, scales[0]), mask=mask), scales[1])
             for layer, scales in (
                 (self.attention, self.attention_scales),
                 (self.mamba2, self.mamba2_scales),
@@ -101,7 +101,7 @@ def _as_part(name: str, part: keras.Layer | Config, kind: type[keras.Layer]) -> 
     return part
 
 
-def _scaled(x: Tensor, factor: float) -> Tensor:
+def _multiply(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1.0 else x * factor
 
 
