@@ -144,8 +144,10 @@ def _other_than_ids(array: np.ndarray) -> str:
     values = array.ravel().tolist()
     if any(isinstance(x, str | bytes) for x in values):
         return "text"
-    large = [x for x in values if isinstance(x, int)]
-    return f"{large[0]}, which no 64 bits hold" if large else type(values[0]).__name__
+    others = [x for x in values if not isinstance(x, int)]
+    if others:
+        return type(others[0]).__name__
+    return f"{max(values, key=abs)}, which no 64 bits hold"
 
 
 def separate_rows(name: str, values: Values, expected: Input | None) -> list[np.ndarray]:

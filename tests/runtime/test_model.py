@@ -139,6 +139,12 @@ def test_inputs_by_name_in_any_order(model):
         (["drei"], TypeError, r"source must be integer ids, got text"),
         ("drei", TypeError, r"source must be .*ids, got (<U4|str)"),
         ([[None]], TypeError, r"source must be integer ids, got NoneType"),
+        (
+            [[3, 2**70]],
+            TypeError,
+            r"source must be integer ids, got 11805.*, which no 64 bits hold",
+        ),
+        ([[3, None]], TypeError, "source must be integer ids, got NoneType"),
         ([[2**70]], TypeError, r"source must be integer ids, got 11805.*, which no 64 bits hold"),
         ([[1, 2], 3], ValueError, r"^source must have shape \(B, 5\), got a row of \(\)"),
         ([3, [1, 2]], ValueError, r"^source must be an array, got rows of different shapes"),
