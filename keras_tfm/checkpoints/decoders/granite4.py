@@ -244,9 +244,8 @@ def _falcon_h1_arguments(config: Config, named: Named) -> Arguments:
     factors = {name: config.number(name, 1.0) for name in _FALCON_FACTORS}
     if factors["lm_head_multiplier"] == 0:
         config.refuse("lm_head_multiplier", 0, "a positive number")
-    inner = config.integer("mamba_d_ssm", None if "mamba_d_ssm" in config.fields else 1024)
-    if inner is None:
-        inner = config.integer("mamba_expand", 2) * arguments["dim"]
+    expanded = config.integer("mamba_expand", 2) * arguments["dim"]  # if the field is null
+    inner = config.integer("mamba_d_ssm", expanded if "mamba_d_ssm" in config.fields else 1024)
     missing = "mamba_norm_before_gate" not in config.fields  # null is false
     before = config.flag("mamba_norm_before_gate", missing)
     norm = "before_gate" if before else "after_gate"
