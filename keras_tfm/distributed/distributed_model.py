@@ -38,6 +38,8 @@ class DistributedModel(keras.Model):
     epoch_iterator: Any = None
     gradient_accumulation_steps = 1
     _batch: Batch = None  # type: ignore[assignment]  # set by `compile`
+    _data_ranks: tuple[int | None, ...] = ()
+    _traced_ranks: dict[str, tuple[int | None, ...]]
 
     def compile(self, *args: Any, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
         """`keras.Model.compile` with `gradient_accumulation_steps`, the number of batch parts."""
@@ -67,6 +69,7 @@ class DistributedModel(keras.Model):
             leave_sums_to_the_model(self.optimizer)
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self._batch = Batch()
+        self._traced_ranks = {}
         loss = trainer_internals.compiled_loss(self)
         if loss is not None:
             arguments = trainer_internals.loss_arguments(loss)
@@ -106,7 +109,21 @@ class DistributedModel(keras.Model):
         if optimizer is not None and not optimizer.built and self.built and all(built):
             with self.distribute_strategy.scope():
                 optimizer.build(self.trainable_variables)
-        super().make_train_function(force=force)
+        super().make_train_function(force=self._has_other_ranks("train") or force)
+
+    def make_test_function(self, force: bool = False) -> None:
+        """Makes the function of an evaluation step."""
+        super().make_test_function(force=self._has_other_ranks("test") or force)
+
+    def _has_other_ranks(self, step: str) -> bool:
+        """Whether the data differ in ranks from those for which a step's function was made.
+
+        TensorFlow would trace the function again for tensors of unknown rank, which losses cannot
+        take: sample weights (B,) in one `fit` and (B, T) in the next.
+        """
+        before = self._traced_ranks.get(step, self._data_ranks)
+        self._traced_ranks[step] = self._data_ranks
+        return before != self._data_ranks
 
     def train_step(self, data: Tensors) -> dict[str, Tensors]:
         """One optimizer step on one batch."""
@@ -305,6 +322,8 @@ class DistributedModel(keras.Model):
             data_batch: the batch, if there is no iterator.
         """
         self.epoch_iterator = iterator
+        data = data_batch if iterator is None else trainer_internals.element_spec(iterator)
+        self._data_ranks = tuple(_rank(x) for x in tree.flatten(data))
         strategy = trainer_internals.strategy_of(self)
         if strategy is None:
             return
@@ -346,6 +365,12 @@ class DistributedModel(keras.Model):
 
 def _first(x: Tensors) -> Tensor:
     return next(t for t in tree.flatten(x) if t is not None)
+
+
+def _rank(x: Any) -> int | None:
+    """The number of axes of an array or a spec; None for None, and if it is unknown."""
+    shape = getattr(x, "shape", None)
+    return None if shape is None else tf.TensorShape(shape).rank
 
 
 def _tensor_spec(spec: tf.TypeSpec) -> tf.TensorSpec:

@@ -6,6 +6,7 @@ import pytest
 from execution import tensorflow_only
 
 import keras_tfm
+from keras_tfm import training
 
 pytestmark = tensorflow_only
 X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
@@ -28,6 +29,21 @@ def test_it_is_traced_once(dtype):
     assert model.traces == 1
     if dtype == "float32":  # a scaled loss may overflow float16: that step is left out
         assert int(model.optimizer.iterations) == 2
+
+
+@pytest.mark.parametrize("method", ["fit", "test_on_batch"])
+def test_it_is_traced_again_for_sample_weights_of_another_rank(method):
+    labels = np.array([[1, 2], [2, 2], [1, 1], [2, 1]])
+    inputs = keras.Input((2, 3))
+    model = keras_tfm.Model(inputs, keras.layers.Dense(3, kernel_initializer="identity")(inputs))
+    model.compile(keras.optimizers.SGD(0.0), training.LabelSmoothedCrossEntropy(0.0))
+    x, rows = np.tile(np.float32([-99, 0, 1]), (4, 2, 1)), np.array([1.0, 0.5, 2.0, 1.0])
+    losses = []
+    for weights in (rows, np.repeat(rows[:, None], 2, 1)):
+        found = getattr(model, method)(x, labels, sample_weight=weights)
+        losses.append(found.history["loss"][0] if method == "fit" else found)
+    each = np.log(1 + np.e) - (labels - 1).mean(axis=1)  # the mean loss of each row
+    np.testing.assert_allclose(losses, [np.average(each, weights=rows)] * 2, rtol=1e-5)
 
 
 def test_frozen_variables_have_no_moments():
