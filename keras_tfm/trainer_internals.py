@@ -12,6 +12,7 @@ Example:
 'CompileLoss'
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -130,6 +131,47 @@ def portable_config(config: Any) -> Any:
             parts["module"] = "keras.optimizers"
         return parts
     return [portable_config(x) for x in config] if isinstance(config, list) else config
+
+
+def keep_weights_after_errors(model_class: Any) -> type:
+    """Class decorator for JAX: an error in `fit`, `evaluate` or `predict` leaves the weights.
+
+    Keras 3.15 takes the values out of the variables before the first step. It puts them back at the
+    end, in `fit` also after an error, but not those of before the first step: labels of a wrong
+    shape, a failing dataset or an interruption would lose the weights.
+    """
+
+    def read_state(self: "keras.Model", purge_model_variables: bool = False, **parts: bool) -> Any:
+        parent = super(model_class, self)
+        state = parent._get_jax_state(purge_model_variables=purge_model_variables, **parts)
+        if purge_model_variables:
+            self._jax_state = dict(zip((x for x in parts if parts[x]), state, strict=True))
+        return state
+
+    def make_steps(self: "keras.Model", step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def step_and_keep(state: Any, data: Any) -> Any:
+            outputs, state = step(state, data)
+            if getattr(self, "_jax_state", None):  # of several steps that are executed in one call
+                self._jax_state = dict(zip(self._jax_state, state, strict=True))
+            return outputs, state
+
+        return super(model_class, self)._make_function(step_and_keep, *args, **kwargs)
+
+    def restoring(name: str) -> Callable[..., Any]:
+        def method(self: "keras.Model", *args: Any, **kwargs: Any) -> Any:
+            try:
+                return getattr(super(model_class, self), name)(*args, **kwargs)
+            except BaseException:
+                self.jax_state_sync()
+                self._jax_state = None
+                raise
+
+        return functools.wraps(getattr(model_class, name))(method)
+
+    model_class._get_jax_state = read_state
+    model_class._make_function = make_steps
+    model_class.evaluate, model_class.predict = restoring("evaluate"), restoring("predict")
+    return model_class
 
 
 # Training: building and the data of `fit`.

@@ -265,3 +265,37 @@ def test_weigh_additional_losses():
     model = Weighed(x, y)
     model.compile("sgd")
     assert model.test_on_batch(X) == pytest.approx(3 * 0.5 * X.sum() / len(X))
+
+
+def test_keep_weights_after_errors():
+    """The behaviour on JAX is tested in `training/test_weights_after_errors.py`."""
+
+    class Trainer:
+        _jax_state, values = None, [1.0, 2.0]
+
+        def _get_jax_state(self, purge_model_variables=False, **parts):
+            state, self.values = [self.values], None
+            return state
+
+        def _make_function(self, step):
+            return step
+
+        def jax_state_sync(self):
+            self.values = self._jax_state["trainable_variables"]
+
+        def evaluate(self, fails):
+            state = self._get_jax_state(trainable_variables=True, purge_model_variables=True)
+            step = self._make_function(lambda state, data: (0.0, [[x + data for x in state[0]]]))
+            step(state, 1.0)
+            if fails:
+                raise OSError("no such file")
+
+        predict = evaluate
+
+    trainer = trainer_internals.keep_weights_after_errors(type("Kept", (Trainer,), {}))()
+    with pytest.raises(OSError, match="no such file"):
+        trainer.evaluate(True)
+    assert trainer.values == [2.0, 3.0]
+    assert trainer._jax_state is None
+    trainer.predict(False)
+    assert trainer._jax_state == {"trainable_variables": [3.0, 4.0]}

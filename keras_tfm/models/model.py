@@ -32,6 +32,7 @@ from keras_tfm.models.quantization.state import (
 from keras_tfm.models.without_storage import allocate_if_missing
 from keras_tfm.trainer_internals import (
     compiled_loss,
+    keep_weights_after_errors,
     loss_arguments,
     portable_config,
     set_compiled_loss,
@@ -93,7 +94,7 @@ else:
             if self.built and self.optimizer is not None:
                 self.optimizer.build(self.trainable_variables)
 
-    Base = _Base
+    Base = keep_weights_after_errors(_Base) if keras.backend.backend() == "jax" else _Base
 
 
 class _Part:
