@@ -37,6 +37,11 @@ def restore_gradient_sum(optimizer: "keras.Optimizer") -> None:
     del optimizer._all_reduce_sum_gradients
 
 
+def trained_variables(optimizer: "keras.Optimizer") -> list[Any]:
+    """The variables for which an optimizer was built."""
+    return optimizer._trainable_variables
+
+
 def batches_seen(optimizer: "keras.Optimizer") -> Any:
     """The variable that counts calls of `apply`; `optimizer.iterations` counts updates."""
     return optimizer._iterations

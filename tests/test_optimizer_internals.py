@@ -50,6 +50,13 @@ def test_batches_seen():
     assert int(optimizer.iterations) == 1
 
 
+def test_trained_variables():
+    optimizer, variable = keras.optimizers.Adam(), keras.Variable([5.0])
+    optimizer.build([variable])
+    (known,) = optimizer_internals.trained_variables(optimizer)
+    assert known is variable
+
+
 @pytest.mark.parametrize("accumulated", [None, 1, 2])
 def test_scale_updates(accumulated):
     """A decay of 1/2 and a gradient of 1 at a rate of 1/4, twice; one variable at half the rate."""

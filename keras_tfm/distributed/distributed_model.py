@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_tfm import keras_internals, trainer_internals
+from keras_tfm import keras_internals, optimizer_internals, trainer_internals
 from keras_tfm.distributed.global_gradients import (
     innermost,
     leave_sums_to_the_model,
@@ -39,7 +39,7 @@ class DistributedModel(keras.Model):
     gradient_accumulation_steps = 1
     _batch: Batch = None  # type: ignore[assignment]  # set by `compile`
     _data_ranks: tuple[int | None, ...] = ()
-    _traced_ranks: dict[str, tuple[int | None, ...]]
+    _traced: dict[str, tuple[object, ...]]
 
     def compile(self, *args: Any, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
         """`keras.Model.compile` with `gradient_accumulation_steps`, the number of batch parts."""
@@ -69,7 +69,7 @@ class DistributedModel(keras.Model):
             leave_sums_to_the_model(self.optimizer)
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self._batch = Batch()
-        self._traced_ranks = {}
+        self._traced = {}
         loss = trainer_internals.compiled_loss(self)
         if loss is not None:
             arguments = trainer_internals.loss_arguments(loss)
@@ -109,21 +109,41 @@ class DistributedModel(keras.Model):
         if optimizer is not None and not optimizer.built and self.built and all(built):
             with self.distribute_strategy.scope():
                 optimizer.build(self.trainable_variables)
-        super().make_train_function(force=self._has_other_ranks("train") or force)
+        trained = tuple(id(v) for v in self.trainable_variables)
+        if self._has_changed("train", trained):
+            self._check_optimizer()
+            force = True
+        super().make_train_function(force=force)
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes the function of an evaluation step."""
-        super().make_test_function(force=self._has_other_ranks("test") or force)
+        super().make_test_function(force=self._has_changed("test") or force)
 
-    def _has_other_ranks(self, step: str) -> bool:
-        """Whether the data differ in ranks from those for which a step's function was made.
+    def _has_changed(self, step: str, *facts: object) -> bool:
+        """Whether a step's function was made for data of other ranks, or other facts.
 
-        TensorFlow would trace the function again for tensors of unknown rank, which losses cannot
-        take: sample weights (B,) in one `fit` and (B, T) in the next.
+        For sample weights (B,) in one `fit` and (B, T) in the next, TensorFlow would trace the
+        function again with tensors of unknown rank, which losses cannot take. After `trainable` has
+        changed, or `models.enable_lora`, it would train the weights of before.
         """
-        before = self._traced_ranks.get(step, self._data_ranks)
-        self._traced_ranks[step] = self._data_ranks
-        return before != self._data_ranks
+        now = (self._data_ranks, *facts)
+        before = self._traced.get(step, now)
+        self._traced[step] = now
+        return before != now
+
+    def _check_optimizer(self) -> None:
+        """Raises if the optimizer cannot train the weights that are trainable now."""
+        optimizer = innermost(self.optimizer)
+        if optimizer is None or not optimizer.built:
+            return
+        weights, known = self.trainable_variables, optimizer_internals.trained_variables(optimizer)
+        new = [v.path for v in weights if all(v is not x for x in known)]
+        if new or (optimizer.use_ema and len(weights) != len(known)):
+            what = f"{len(new)} are new, the first is {new[0]}" if new else "some are frozen"
+            raise ValueError(
+                f"the trainable weights of {self.name} are not those of its optimizer: {what}; "
+                "call compile again, with a new optimizer"
+            )
 
     def train_step(self, data: Tensors) -> dict[str, Tensors]:
         """One optimizer step on one batch."""
