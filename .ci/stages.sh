@@ -229,20 +229,21 @@ stage_examples() {
 
 # What every layer promises, RematScope, LoRA and quantization, norms, projections, dropout, the backend's
 # fused attention, and on PyTorch, which is faster at it, stepping, and that an encoder is called once; on JAX,
-# models between several devices. .ci/full runs the rest: what no backend has a part in, configurations and
-# names; and on JAX what compiles for long, steps of training, .keras files, float16 beside bfloat16, and two
-# modes of RematScope.
+# models between several devices, and weights that Keras would lose. .ci/full runs the rest: what no backend
+# has a part in, configurations and names; and on JAX what compiles for long, steps of training, .keras files,
+# float16 beside bfloat16, and two modes of RematScope.
 stage_layers() {
     with_layers
     local shared="not configuration and not names_do and not paths_of"
     local quick="not a_fit_step and not a_keras_file and not mixed_float16 and not full-0.3 and not token-0.3"
     local steps="left_padding and (cells or LSTM or Gated or Depthwise)"
     local contract=(tests/layers/test_{contract,keras_features,layer_normalization,projection,dropout,fused_attention,flash_attention,dropped_attention}.py)
+    local training=(tests/training/test_{averaged_weights,weights_after_errors}.py)
     local mixers=(tests/layers/test_{short_convolution,gated_delta_net,mamba2}.py tests/generation/test_step_rules.py)
     KERAS_BACKEND=torch without_tensorflow -n 0 -k "$shared" "${contract[@]}" \
         tests/layers/test_{stepping_matrix,composed_attention}.py tests/generation/test_stepped_model.py
     on_jax -n 0 -k "$shared and $quick and not test_step_rules or test_step_rules and $steps" \
-        "${contract[@]}" "${mixers[@]}"
+        "${contract[@]}" "${mixers[@]}" "${training[@]}"
     on_8_devices tests/distributed/test_sharded_models.py
 }
 without_tensorflow() {

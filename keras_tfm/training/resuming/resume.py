@@ -34,6 +34,9 @@ class Resume(keras.callbacks.Callback):
     same in each run (arrays and seeded `tf.data` shuffling are). Finished epochs are skipped by
     drawing one batch of each; with a Python generator or `steps_per_epoch`, by drawing all.
 
+    A `tf.data.Dataset` that shuffles has another order than without this callback, which reads its
+    first batch once more.
+
     Several workers must share one folder, to which the first worker writes. The metrics of the
     interrupted epoch are then averaged over its remaining steps only; everything else is exact.
 
