@@ -142,7 +142,7 @@ def keep_weights_after_errors(model_class: Any) -> type:
     """
 
     def read_state(self: "keras.Model", purge_model_variables: bool = False, **parts: bool) -> Any:
-        parent = super(model_class, self)
+        parent: Any = super(model_class, self)
         state = parent._get_jax_state(purge_model_variables=purge_model_variables, **parts)
         if purge_model_variables:
             self._jax_state = dict(zip((x for x in parts if parts[x]), state, strict=True))
