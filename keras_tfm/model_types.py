@@ -78,6 +78,10 @@ MODEL_TYPES = (
         arguments={"multilingual": True}, padding=_PAD_1, tokenizer="XLMRobertaTokenizer",
     ),
     ModelType(
+        "camembert", "CamemBERT", "encoders.roberta:CAMEMBERT", "roberta", "encoder",
+        arguments={"model_type": "camembert"}, padding=_PAD_1, tokenizer="CamembertTokenizer",
+    ),
+    ModelType(
         "distilbert", "DistilBERT", "encoders.distilbert:DISTILBERT", "distilbert", "encoder",
         padding=_PAD_0, vocabularies={"": 30522}, tokenizer="BertTokenizer",
     ),

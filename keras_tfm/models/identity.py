@@ -208,6 +208,12 @@ def head(function: Callable[P, R]) -> Callable[P, R]:
     return _recorder(function, ("head",), (*_NOT_RECORDED, "dtype"))
 
 
+def check_model_type(model_type: str | None, known: Sequence[str]) -> None:
+    """Raises unless the argument `model_type` of a builder is None or one of its known types."""
+    if model_type is not None and model_type not in known:
+        raise ValueError(f"model_type must be one of {[None, *known]}, got {model_type!r}")
+
+
 def _recorder(
     function: Callable[P, R], roles: Sequence[str], ignored: Sequence[str]
 ) -> Callable[P, R]:

@@ -59,6 +59,7 @@ def test_a_file_can_carry_it(case):
         ("gemma", "größere  Wörter, 日本語 😀"),
         ("albert_cased", "the quick brown fox"),
         ("xlm_roberta", "the quick brown fox"),
+        ("camembert", "the quick brown fox"),
     ],
 )
 def test_ids_become_text_again(case, text):

@@ -130,9 +130,10 @@ def successors() -> None:
         ("albert_cased", {"do_lower_case": False, "keep_accents": True}),
     ):
         sentence_piece(case, "Albert", "albert", "spiece.model", settings, **unigram, **ends)
-    sentence_piece(
-        "xlm_roberta", "XLMRoberta", "xlm-roberta", "sentencepiece.bpe.model", {}, **unigram
-    )
+    for case, cls, model_type in (
+        ("xlm_roberta", "XLMRoberta", "xlm-roberta"), ("camembert", "Camembert", "camembert"),
+    ):  # fmt: skip
+        sentence_piece(case, cls, model_type, "sentencepiece.bpe.model", {}, **unigram)
 
 
 def byte_level(

@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-R checkpoints: tensor names, configuration and heads."""
+"""RoBERTa, XLM-R and CamemBERT checkpoints: tensor names, configuration and heads."""
 
 from dataclasses import replace
 
@@ -33,8 +33,8 @@ def head_rows(model: models.Model) -> tuple[Row, ...]:
 
 
 def _arguments(config: Config, named: Named) -> Arguments:
-    multilingual = config.text("model_type", None) == "xlm-roberta"
-    vocab_size = 30522 if multilingual else 50265  # if the field is missing
+    model_type = config.text("model_type", None)
+    vocab_size = 50265 if model_type == "roberta" else 30522  # if the field is missing
     arguments = encoder_arguments(config, named, vocab_size=vocab_size, pad_token_id=1)
     pad_id = arguments["pad_id"]
     rows = config.integer("max_position_embeddings", 512, minimum=pad_id + 2)
@@ -42,7 +42,8 @@ def _arguments(config: Config, named: Named) -> Arguments:
         **arguments,
         "max_length": rows - pad_id - 1,
         "pooler": named.begins("pooler."),
-        "multilingual": multilingual,
+        "multilingual": model_type == "xlm-roberta",
+        "model_type": "camembert" if model_type == "camembert" else None,
     }
 
 
@@ -89,6 +90,10 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     return {**fields, "max_position_embeddings": rows}
 
 
+def _is_camembert(model: models.Model) -> bool:
+    return model.arguments.get("model_type") == "camembert"  # models saved before it are others
+
+
 ROBERTA = Family(
     model_type="roberta",
     builder=models.roberta,
@@ -96,7 +101,7 @@ ROBERTA = Family(
     arguments=_arguments,
     fields=_fields,
     architectures=architectures("Roberta"),
-    is_of=lambda model: not model.arguments["multilingual"],
+    is_of=lambda model: not model.arguments["multilingual"] and not _is_camembert(model),
     names=Names(
         prefix="roberta.",
         aliases={
@@ -113,4 +118,11 @@ XLM_ROBERTA = replace(
     architectures=architectures("XLMRoberta"),
     is_of=lambda model: model.arguments["multilingual"],
     base="XLMRobertaModel",
+)
+CAMEMBERT = replace(
+    ROBERTA,
+    model_type="camembert",
+    architectures=architectures("Camembert"),
+    is_of=_is_camembert,
+    base="CamembertModel",
 )

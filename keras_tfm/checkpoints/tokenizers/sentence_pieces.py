@@ -178,8 +178,21 @@ def deberta(settings: TokenizerSettings, file: Path) -> Tokenizer:
     return tokenizer
 
 
+def camembert(settings: TokenizerSettings, file: Path) -> Tokenizer:
+    """The tokenizer of CamemBERT: that of XLM-R, with the model's own <s> and </s>.
+
+    Three of the five tokens before them are in no text.
+    """
+    tokens = ("<s>NOTUSED", "pad", "</s>NOTUSED", "unk", "<unk>NOTUSED")
+    return xlm_roberta(settings, file, first=tokens, skipped=1)
+
+
 def xlm_roberta(
-    settings: TokenizerSettings, file: Path, languages: Sequence[str] = ()
+    settings: TokenizerSettings,
+    file: Path,
+    languages: Sequence[str] = (),
+    first: Sequence[str] = ("bos", "pad", "eos", "unk"),
+    skipped: int = 3,
 ) -> Tokenizer:
     """The tokenizer of XLM-R: unigrams, whose ids follow those of <s>, <pad>, </s> and <unk>.
 
@@ -187,6 +200,8 @@ def xlm_roberta(
         settings: of the folder.
         file: Path, the SentencePiece model.
         languages: tokens between the pieces and the mask.
+        first: the tokens before the pieces: names of special tokens, or texts.
+        skipped: int, how many pieces of the model are left out: those that are in `first`.
     """
     package = settings.package
     names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>"}
@@ -194,14 +209,15 @@ def xlm_roberta(
     texts = {name: settings.text(name, token) for name, token in names.items()}
     with reading(file):
         model = _of_kind(read_model(file), UNIGRAM)
-        first = [(texts[name], 0.0) for name in ("bos", "pad", "eos", "unk")]
+        before = [(texts.get(name, name), 0.0) for name in first]
         last = [(token, 0.0) for token in (*languages, texts["mask"])]
-        pieces = [*first, *model.pieces[3:], *last]
+        pieces = [*before, *model.pieces[skipped:], *last]
         tokenizer = package.Tokenizer(package.models.Unigram(pieces, unk_id=3, byte_fallback=False))
         if model.characters:
             tokenizer.normalizer = package.normalizers.Precompiled(model.characters)
     split_at_spaces(settings, tokenizer)
-    settings.add_tokens(tokenizer, {**names}, _added_tokens(package, model))
+    unused = [package.AddedToken(x, normalized=False, special=True) for x in first if x not in names]
+    settings.add_tokens(tokenizer, {**names}, [*_added_tokens(package, model), *unused])
     begin, end = texts["bos"], texts["eos"]
     tokenizer.post_processor = package.processors.TemplateProcessing(
         single=[begin, "$A", end],

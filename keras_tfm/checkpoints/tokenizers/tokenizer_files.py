@@ -362,6 +362,7 @@ _CLASSES: dict[str, tuple[tuple[str, ...], Callable[..., Tokenizer]]] = {
     "AlbertTokenizer": (("spiece.model",), sentence_pieces.albert),
     "DebertaV2Tokenizer": (("spm.model",), sentence_pieces.deberta),
     "XLMRobertaTokenizer": (("sentencepiece.bpe.model",), sentence_pieces.xlm_roberta),
+    "CamembertTokenizer": (("sentencepiece.bpe.model",), sentence_pieces.camembert),
     "LlamaTokenizer": (("tokenizer.model",), sentence_pieces.llama),
     **dict.fromkeys(
         ("GemmaTokenizer", "Siglip2Tokenizer"), (("tokenizer.model",), sentence_pieces.gemma)

@@ -1,8 +1,8 @@
-"""RoBERTa (arXiv:1907.11692) and XLM-R (arXiv:1911.02116): BERT's encoder, trained longer."""
+"""RoBERTa (arXiv:1907.11692), XLM-R (1911.02116), CamemBERT (1911.03894): BERT, trained longer."""
 
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder
-from keras_tfm.models.identity import builder
+from keras_tfm.models.identity import builder, check_model_type
 from keras_tfm.models.model import Model
 
 # Table 9 of the RoBERTa paper, and table 1 of the XLM-R paper for the vocabularies: 50,265 and
@@ -29,6 +29,7 @@ def roberta(
     pad_id: int = 1,
     pooler: bool = False,
     multilingual: bool = False,
+    model_type: str | None = None,
     name: str = "roberta",
     dtype: DType = None,
 ) -> Model:
@@ -44,6 +45,8 @@ def roberta(
         pad_id: int, id of padding tokens.
         multilingual: bool, whether a saved checkpoint is of type "xlm-roberta". The model is the
             same.
+        model_type: "camembert", the type of a saved checkpoint. The model is the same. Default:
+            "roberta", or that of `multilingual`.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to features (B, T, D); with a pooler to a
@@ -59,6 +62,7 @@ def roberta(
     >>> sequence_classifier(model, num_classes=3).output.shape
     (None, 3)
     """
+    check_model_type(model_type, () if multilingual else ("camembert",))
     parts = BidirectionalEncoder(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
         intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
