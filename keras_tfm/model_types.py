@@ -147,6 +147,33 @@ MODEL_TYPES = (
         arguments={"parallel": False, "num_key_value_heads": 2}, tokenizer="GPT2Tokenizer",
     ),
     ModelType(
+        "falcon", "Falcon", "decoders.gpt_neox:FALCON", "gpt_neox", "decoder",
+        arguments={
+            "parallel": "one_residual", "num_key_value_heads": 1, "attention_bias": False,
+            "feed_forward_bias": False,
+        },
+    ),
+    ModelType(
+        "bloom", "BLOOM", "decoders.gpt_neox:BLOOM", "gpt_neox", "decoder",
+        arguments={"alibi": True, "parallel": False, "embedding_norm": True},
+    ),
+    ModelType(
+        "gptj", "GPT-J", "decoders.gpt_neox:GPTJ", "gpt_neox", "decoder",
+        arguments={
+            "interleaved": True, "parallel": "one_residual", "attention_bias": False,
+            "output_bias": True,
+        },
+        tokenizer="GPT2Tokenizer",
+    ),
+    ModelType(
+        "codegen", "CodeGen", "decoders.gpt_neox:CODEGEN", "gpt_neox", "decoder",
+        arguments={
+            "interleaved": True, "parallel": "one_residual", "attention_bias": False,
+            "output_bias": True, "model_type": "codegen",
+        },
+        tokenizer="CodeGenTokenizer",
+    ),
+    ModelType(
         "gpt_neox", "GPT-NeoX, Pythia", "decoders.gpt_neox:GPT_NEOX", "gpt_neox", "decoder",
         vocabularies={
             "": 50304, "20b": 50432, "pythia-6.9b": 50432, "pythia-12b": 50688, "phi": 51200,

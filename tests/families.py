@@ -80,6 +80,13 @@ def own_options():
             "ssm_multipliers": [0.6, 1.3, 0.7, 1.2, 0.8], "mlp_multipliers": [0.5, 0.6],
         },
         "gpt_neox": {"num_key_value_heads": None},
+        "falcon": {"rotary_dim": 6, "tie_output": True},
+        # Slopes of heads that are no power of two are larger, and are in no other order.
+        "bloom": {
+            "num_heads": 3, "num_key_value_heads": None, "intermediate_dim": 4 * dim,
+            "activation": layers.gelu_tanh, "max_length": 2048, "rotary_dim": None,
+        },
+        "gptj": {"num_key_value_heads": None}, "codegen": {"num_key_value_heads": None},
         "starcoder2": {"num_key_value_heads": 1, "rotary_dim": 6, "windows": 4},
         "mamba2": {
             "num_heads": 6, "head_dim": 4, "state_dim": 5, "num_groups": 2, "kernel_size": 3,

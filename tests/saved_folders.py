@@ -114,6 +114,17 @@ OPTIONS = {
     "phi, whole heads, tied": {
         "rotary_dim": 6, "tie_output": True, "num_key_value_heads": None,
     },
+    "falcon, two norms, untied": {
+        "parallel": True, "num_heads": 4, "num_key_value_heads": 2, "rotary_dim": 4,
+        "tie_output": False, "dim": 16,
+    },
+    "falcon, one norm, grouped": {
+        "num_heads": 4, "num_key_value_heads": 2, "dim": 16, "rotary_dim": 4,
+    },
+    "falcon, as many keys": {"num_key_value_heads": None},
+    "bloom, untied": {"tie_output": False, "num_heads": 4},
+    "gptj, whole heads, tied": {"rotary_dim": 6, "tie_output": True},
+    "codegen, tied": {"tie_output": True},
     "starcoder2, no windows or biases, tied": {
         "windows": None, "attention_bias": False, "feed_forward_bias": False, "tie_output": True,
     },
@@ -185,8 +196,14 @@ def small(model_type, architecture=None, **options):
     return with_head(model_type, architecture, **{**READ.get(model_type, {}), **options})
 
 
+# Types whose configuration has no scaling of positions, with a builder that takes one.
+UNSCALED = ("bloom", "gptj", "codegen")
+
+
 def scalings_of(model_type):
     """The names of the scalings that a builder takes, if it takes any."""
+    if model_type in UNSCALED:
+        return {}
     scaling = arguments_of(model_type).get("rope_scaling")
     return SCALINGS if scaling is not None and scaling.annotation is Any else {}
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import keras
 
 from keras_tfm.checkpoints.tensors import read_json
-from keras_tfm.layers import gelu_tanh, quick_gelu
+from keras_tfm.layers import gelu_tanh, quick_gelu, squared_relu
 
 # The fields of a JSON file, and the arguments of a builder.
 Fields: TypeAlias = dict[str, Any]
@@ -40,6 +40,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "quick_gelu": quick_gelu,
     "gelu_python": keras.activations.gelu,
     "relu": keras.activations.relu,
+    "relu2": squared_relu,
     "silu": keras.activations.silu,
     "swish": keras.activations.silu,
     "tanh": keras.activations.tanh,

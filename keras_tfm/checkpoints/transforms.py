@@ -167,37 +167,52 @@ class Offset(Transform):
 
 @dataclass(frozen=True)
 class ByHead(Transform):
-    """Queries, keys and values head by head, (..., H, 3, K), as all queries, all keys, all values.
+    """Queries, keys and values group by group, (..., G, H / G + 2, K), as all queries, keys, values.
 
-    Both have one axis for them, the last one.
+    Both have one axis for them, the last one. With as many groups as heads, they are head by head.
 
     Args:
-        num_heads: int, number of heads (H).
+        num_groups: int, number of key and value heads (G).
+        queries: int, number of queries of each key (H / G).
         each: `Transform` applied to the tensor before.
+        order: the places of queries, keys and values in a group of the tensor.
 
     >>> import numpy as np
     >>> from keras_tfm.checkpoints.transforms import ByHead
     >>> ByHead(2).load([np.array(["q0", "k0", "v0", "q1", "k1", "v1"])]).tolist()
     ['q0', 'q1', 'k0', 'k1', 'v0', 'v1']
+    >>> ByHead(1, queries=2).load([np.array(["q0", "q1", "k", "v"])]).tolist()
+    ['q0', 'q1', 'k', 'v']
     """
 
-    num_heads: int
+    num_groups: int
+    queries: int = 1
     each: Transform = field(default_factory=Same)
-
-    def _swap(self, array: np.ndarray, sizes: tuple[int, int]) -> np.ndarray:
-        parts = array.reshape(*array.shape[:-1], *sizes, -1)
-        return np.swapaxes(parts, -3, -2).reshape(array.shape)
+    order: tuple[int, int, int] = (0, 1, 2)
 
     def _shape(self, shape: Shape) -> Shape:
-        if shape[-1] % (3 * self.num_heads):
-            raise ValueError(f"{self} expects 3 {self.num_heads} K outputs, got {shape[-1]}")
+        count = self.num_groups * (self.queries + 2)
+        if shape[-1] % count:
+            raise ValueError(f"{self} expects {count} K outputs, got {shape[-1]}")
         return self.each.shapes(shape)[0]
 
     def _load(self, array: np.ndarray) -> np.ndarray:
-        return self._swap(self.each.load([array]), (self.num_heads, 3))
+        array = self.each.load([array])
+        groups = array.reshape(*array.shape[:-1], self.num_groups, self.queries + 2, -1)
+        sizes = [(self.queries, 1, 1)[self.order.index(i)] for i in range(3)]
+        parts = np.split(groups, np.cumsum(sizes)[:2], axis=-2)
+        flat = [parts[i].reshape(*array.shape[:-1], -1) for i in self.order]
+        return np.concatenate(flat, axis=-1)
 
     def _save(self, value: np.ndarray) -> np.ndarray:
-        return self.each.save(self._swap(value, (3, self.num_heads)))[0]
+        width = value.shape[-1] // (self.queries + 2)
+        parts = np.split(value, [width * self.queries, width * (self.queries + 1)], axis=-1)
+        groups = [
+            x.reshape(*value.shape[:-1], self.num_groups, count, -1)
+            for x, count in zip(parts, (self.queries, 1, 1), strict=True)
+        ]
+        joined = np.concatenate([groups[self.order.index(i)] for i in range(3)], axis=-2)
+        return self.each.save(joined.reshape(value.shape))[0]
 
 
 @dataclass(frozen=True)

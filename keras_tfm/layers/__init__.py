@@ -1,6 +1,6 @@
 """Layers: ids, pixels or audio in, features out. Written in `keras.ops`, for all Keras backends."""
 
-from keras_tfm.layers.activations import gelu_tanh, quick_gelu
+from keras_tfm.layers.activations import gelu_tanh, quick_gelu, squared_relu
 from keras_tfm.layers.audio.log_mel_spectrogram import LogMelSpectrogram
 from keras_tfm.layers.bottleneck_encoder_block import BottleneckEncoderBlock
 from keras_tfm.layers.decoding.scope import DecodingScope
@@ -152,6 +152,7 @@ __all__ = [
     "attention",
     "gelu_tanh",
     "quick_gelu",
+    "squared_relu",
     "segment_mask",
     "t5_buckets",
 ]

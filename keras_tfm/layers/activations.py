@@ -52,3 +52,24 @@ def quick_gelu(x: Tensor) -> Tensor:
     """
     x = keras.ops.convert_to_tensor(x)
     return x * keras.ops.sigmoid(x * keras.ops.cast(1.702, x.dtype))
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+def squared_relu(x: Tensor) -> Tensor:
+    """max(x, 0)^2, used by Nemotron: "Primer" (arXiv:2109.08668), section 3.
+
+    Args:
+        x: float tensor of any shape.
+
+    Returns:
+        A tensor of the same shape and dtype.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import FeedForward, squared_relu
+    >>> float(squared_relu(np.float32(3.0)))
+    9.0
+    >>> layer = FeedForward(intermediate_dim=16, activation=squared_relu)
+    """
+    return keras.ops.square(keras.ops.relu(x))

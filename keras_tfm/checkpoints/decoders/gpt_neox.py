@@ -1,7 +1,13 @@
-"""Checkpoints of GPT-NeoX, Phi-1 to Phi-2 and StarCoder 2: tensors, configuration and heads."""
+"""Checkpoints of GPT-NeoX and relatives: tensor names, configuration and heads.
+
+They are Phi-1 to Phi-2, StarCoder 2, Falcon, BLOOM, GPT-J and CodeGen; those with Llama's names of
+tensors are in `cohere.py`.
+"""
 
 from copy import copy
 from functools import partial
+
+import keras
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
@@ -25,25 +31,68 @@ from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
 from keras_tfm.checkpoints.transforms import ByHead, Transposed
+from keras_tfm.layers import gelu_tanh, squared_relu
 
 _EMBEDDING, _OUTPUT = "embed_in.weight", "embed_out.weight"
+_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
-def _table(model: models.Model) -> tuple[Row, ...]:
+# What the builder's arguments are in the families that do not have them.
+PLAIN: Arguments = {
+    "alibi": False, "embedding_norm": False, "gated": False, "interleaved": False,
+    "model_type": None, "norm_weights": True,
+}  # fmt: skip
+
+
+def type_of(model: models.Model) -> str:
+    """The `model_type` of a model of this builder, by its arguments, of which older ones lack some.
+
+    What a type cannot express besides, its `fields` refuse.
+    """
+    given = {**PLAIN, **model.arguments}
+    if given["alibi"]:
+        return "bloom"
+    if given["interleaved"]:
+        return given["model_type"] or "gptj"
+    if given["gated"]:
+        return "stablelm" if given["norm_weights"] else "olmo"
+    if keras.activations.get(given["activation"]) is squared_relu:
+        return "nemotron"
+    if given["parallel"] and not given["feed_forward_bias"]:
+        return "falcon"
+    if given["parallel"] == "one_residual":
+        return "phi"
+    return "gpt_neox" if given.get("num_key_value_heads") is None else "starcoder2"
+
+
+def _table(
+    model: models.Model,
+    layer: str = "layers.{i}",
+    attention: str = "attention",
+    embedding: str = _EMBEDDING,
+    output: str = _OUTPUT,
+    last_norm: str = "final_layer_norm",
+) -> tuple[Row, ...]:
     """Queries, keys and values are one tensor, in which they alternate head by head."""
-    heads, layer, path = model.arguments["num_heads"], "layers.{i}", "decoder_{i}"
-    joined, tensor = f"{path}/self_attention/query_key_value", f"{layer}.attention.query_key_value"
+    given, path = model.arguments, "decoder_{i}"
+    groups = given["num_key_value_heads"] or given["num_heads"]
+    by_head = partial(ByHead, groups, given["num_heads"] // groups)
+    joined = f"{path}/self_attention/query_key_value"
+    tensor = f"{layer}.{attention}.query_key_value"
+    has_two_norms = type_of(model) == "falcon" and given["parallel"] is True
+    first, second = ("ln_attn", "ln_mlp") if has_two_norms else _NORMS
     return (
-        Row("embedding/embeddings", (_EMBEDDING,)),
-        Row(f"{joined}/kernel", (f"{tensor}.weight",), ByHead(heads, each=Transposed())),
-        Row(f"{joined}/bias", (f"{tensor}.bias",), ByHead(heads)),
-        *dense(f"{path}/self_attention/output_projection", f"{layer}.attention.dense"),
-        *norm(f"{path}/self_attention_residual/norm", f"{layer}.input_layernorm"),
+        Row("embedding/embeddings", (embedding,)),
+        *norm("embedding_norm", "word_embeddings_layernorm"),
+        Row(f"{joined}/kernel", (f"{tensor}.weight",), by_head(each=Transposed())),
+        Row(f"{joined}/bias", (f"{tensor}.bias",), by_head()),
+        *dense(f"{path}/self_attention/output_projection", f"{layer}.{attention}.dense"),
+        *norm(f"{path}/self_attention_residual/norm", f"{layer}.{first}"),
         *dense(f"{path}/feed_forward/inner", f"{layer}.mlp.dense_h_to_4h"),
         *dense(f"{path}/feed_forward/outer", f"{layer}.mlp.dense_4h_to_h"),
-        *norm(f"{path}/feed_forward_residual/norm", f"{layer}.post_attention_layernorm"),
-        *norm("decoder_norm", "final_layer_norm"),
-        *dense("output", _OUTPUT.removesuffix(".weight"), bias=False, head=True),
+        *norm(f"{path}/feed_forward_residual/norm", f"{layer}.{second}"),
+        *norm("decoder_norm", last_norm),
+        *dense("output", output.removesuffix(".weight"), bias=False, head=True),
         *classifier_rows(model),
     )
 
@@ -98,7 +147,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     check_saved(
         model, "GPT-NeoX", embedding_dropout=(None, given["dropout"]), feed_forward_bias=True,
         num_key_value_heads=(None, given["num_heads"]), output_bias=False, parallel=(True, False),
-        windows=None,
+        windows=None, **PLAIN,
     )  # fmt: skip
     rope = partial_rope_fields(model, given["dim"] // given["num_heads"] // 4)
     return {
@@ -145,6 +194,7 @@ GPT_NEOX = Family(
         renamed={r"^lm_head\.": "embed_out."},  # since version 5
         modules={r"^embed_out\.": "lm_head."},
     ),
+    is_of=lambda model: type_of(model) == "gpt_neox",
     base="GPTNeoXModel",
 )
 
@@ -280,7 +330,7 @@ def _fields_of_phi(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     check_saved(
         model, "phi", attention_bias=True, feed_forward_bias=True, windows=None,
-        output_bias=_has_output_bias(model),
+        output_bias=_has_output_bias(model), **PLAIN,
     )  # fmt: skip
     return {
         **_shared_fields(model, architecture),
@@ -296,7 +346,7 @@ def _fields_of_starcoder2(model: models.Model, architecture: str) -> Fields:
     head_dim, bias = given["dim"] // given["num_heads"], given["feed_forward_bias"]
     check_saved(
         model, "starcoder2", attention_bias=bias, output_bias=False, parallel=False,
-        rotary_dim=head_dim,
+        rotary_dim=head_dim, **PLAIN,
     )  # fmt: skip
     window, each = window_of(model)
     if window is not None and None in each:
@@ -326,7 +376,7 @@ PHI = Family(
     arguments=_arguments_of_phi,
     fields=_fields_of_phi,
     architectures=architectures("Phi", "PhiForCausalLM", "PhiModel", True),
-    is_of=lambda model: model.arguments["parallel"] == "one_residual",
+    is_of=lambda model: type_of(model) == "phi",
     names=NAMES,
     base="PhiModel",
 )
@@ -337,8 +387,276 @@ STARCODER2 = Family(
     arguments=_arguments_of_starcoder2,
     fields=_fields_of_starcoder2,
     architectures=architectures("Starcoder2", "Starcoder2ForCausalLM", "Starcoder2Model", True),
-    # Models that were saved earlier do not have the argument.
-    is_of=lambda model: model.arguments.get("num_key_value_heads") is not None,
+    is_of=lambda model: type_of(model) == "starcoder2",
     names=NAMES,
     base="Starcoder2Model",
 )
+
+
+# Of Falcon and BLOOM, whose tensors have one set of names.
+_WORDS = "word_embeddings.weight"
+_FALCON_NAMES = Names(prefix="transformer.", aliases={"lm_head.weight": _WORDS})
+_falcon_table = partial(
+    _table, layer="h.{i}", attention="self_attention", embedding=_WORDS, output="lm_head.weight",
+    last_norm="ln_f",
+)  # fmt: skip
+
+
+def _falcon_arguments(config: Config, named: Named) -> Arguments:
+    # transformers rounds the products of slopes and positions of ALiBi to bfloat16, so that they
+    # depend on more than distances.
+    config.only(alibi=False, bias=False, is_causal=True)
+    dim, heads = config.integer("hidden_size", 4544), config.integer("num_attention_heads", 71)
+    is_new = config.flag("new_decoder_architecture", False)
+    groups = config.integer("num_kv_heads", heads)
+    if not is_new and config.flag("multi_query", True):
+        groups = 1
+    config.only(parallel_attn=True)
+    num_norms = config.integer("num_ln_in_parallel_attn", 2 if is_new else 1, maximum=2)
+    if num_norms == 2 and not is_new:
+        config.refuse("num_ln_in_parallel_attn", 2, "1 without new_decoder_architecture")
+    return {
+        "vocabulary_size": config.integer("vocab_size", 65024),
+        "dim": dim,
+        "num_layers": config.integer("num_hidden_layers", 32, maximum=1000),
+        "num_heads": heads,
+        "intermediate_dim": config.integer("ffn_hidden_size", None) or 4 * dim,
+        "num_key_value_heads": groups,
+        "activation": config.activation("activation", "gelu"),
+        "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        **read_rope(config),
+        "rotary_dim": _head_dim(config, dim, heads),
+        "parallel": num_norms == 2 or "one_residual",
+        "attention_bias": False,
+        "feed_forward_bias": False,
+        "dropout": config.number("hidden_dropout", 0.0, 1),
+        "embedding_dropout": 0.0,
+        "tie_output": is_tied(config, named, True, _WORDS),
+        "max_length": config.integer("max_position_embeddings", 2048),
+        "pad_id": read_pad_id(config, named),
+    }
+
+
+def _falcon_fields(model: models.Model, architecture: str) -> Fields:
+    given = model.arguments
+    check_saved(
+        model, "falcon", attention_bias=False, attention_dropout=0.0, output_bias=False,
+        embedding_dropout=0.0 if given["dropout"] else (0.0, None), windows=None,
+        rotary_dim=given["dim"] // given["num_heads"], **PLAIN,
+    )  # fmt: skip
+    groups = given["num_key_value_heads"] or given["num_heads"]
+    is_new = groups > 1 or given["parallel"] is True
+    return {
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "vocab_size": given["vocabulary_size"],
+        "hidden_size": given["dim"],
+        "num_hidden_layers": given["num_layers"],
+        "num_attention_heads": given["num_heads"],
+        "num_kv_heads": groups,
+        "ffn_hidden_size": given["intermediate_dim"],
+        "activation": activation_name(given["activation"]),
+        "layer_norm_epsilon": given["layer_norm_epsilon"],
+        **rope_fields(model),
+        "new_decoder_architecture": is_new,
+        "multi_query": not is_new,
+        "parallel_attn": True,
+        "num_ln_in_parallel_attn": 2 if given["parallel"] is True else 1,
+        "bias": False,
+        "alibi": False,
+        "hidden_dropout": given["dropout"],
+        "tie_word_embeddings": given["tie_output"],
+        "max_position_embeddings": given["max_length"],
+        **classifier_fields(model, architecture),
+    }
+
+
+FALCON = Family(
+    model_type="falcon",
+    builder=models.gpt_neox,
+    table=_falcon_table,
+    arguments=_falcon_arguments,
+    fields=_falcon_fields,
+    architectures=architectures("Falcon", "FalconForCausalLM", "FalconModel"),
+    is_of=lambda model: type_of(model) == "falcon",
+    names=_FALCON_NAMES,
+    base="FalconModel",
+    aliases={"n_embed": "hidden_size"},
+)
+
+
+def _bloom_arguments(config: Config, named: Named) -> Arguments:
+    config.only(apply_residual_connection_post_layernorm=False, is_causal=True)
+    dim, heads = config.integer("hidden_size", 64), config.integer("n_head", 8)
+    if dim % heads:
+        config.refuse("n_head", heads, f"a divisor of hidden_size ({dim})")
+    return {
+        "vocabulary_size": config.integer("vocab_size", 250880),
+        "dim": dim,
+        "num_layers": config.integer("n_layer", 2, maximum=1000),
+        "num_heads": heads,
+        "intermediate_dim": 4 * dim,
+        "activation": gelu_tanh,
+        "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        "alibi": True,
+        "parallel": False,
+        "embedding_norm": True,
+        "dropout": config.number("hidden_dropout", 0.0, 1),
+        "attention_dropout": config.number("attention_dropout", 0.0, 1),
+        "embedding_dropout": 0.0,
+        "tie_output": is_tied(config, named, True, _WORDS),
+        "pad_id": read_pad_id(config, named),
+    }
+
+
+def _bloom_fields(model: models.Model, architecture: str) -> Fields:
+    given = model.arguments
+    check_saved(
+        model, "bloom", attention_bias=True, feed_forward_bias=True, output_bias=False,
+        embedding_dropout=0.0 if given["dropout"] else (0.0, None), windows=None, parallel=False,
+        num_key_value_heads=(None, given["num_heads"]), intermediate_dim=4 * given["dim"],
+        **{**PLAIN, "alibi": True, "embedding_norm": True},
+    )  # fmt: skip
+    if activation_name(given["activation"]) != "gelu_new":
+        raise ValueError(
+            f"{model.name}: activation must be gelu_tanh to be saved as bloom, got "
+            f"{activation_name(given['activation'])}"
+        )
+    return {
+        "vocab_size": given["vocabulary_size"],
+        "hidden_size": given["dim"],
+        "n_layer": given["num_layers"],
+        "n_head": given["num_heads"],
+        "layer_norm_epsilon": given["layer_norm_epsilon"],
+        "hidden_dropout": given["dropout"],
+        "attention_dropout": given["attention_dropout"],
+        "tie_word_embeddings": given["tie_output"],
+        **classifier_fields(model, architecture),
+    }
+
+
+BLOOM = Family(
+    model_type="bloom",
+    builder=models.gpt_neox,
+    table=_falcon_table,
+    arguments=_bloom_arguments,
+    fields=_bloom_fields,
+    architectures=architectures("Bloom", "BloomForCausalLM", "BloomModel"),
+    is_of=lambda model: type_of(model) == "bloom",
+    names=_FALCON_NAMES,
+    base="BloomModel",
+    aliases={
+        "n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+    },
+    not_saved=("max_length",),
+)  # fmt: skip
+
+
+_GPTJ = "wte.weight"
+
+
+def _gptj_table(model: models.Model) -> tuple[Row, ...]:
+    """The tables of GPT-J and of CodeGen, which has queries, values and keys in four shards."""
+    layer, path = "h.{i}", "decoder_{i}"
+    joined = f"{path}/self_attention/query_key_value"
+    parts = dense(joined, *(f"{layer}.attn.{x}_proj" for x in "qkv"), bias=False)
+    if type_of(model) == "codegen":
+        shards = ByHead(4, each=Transposed(), order=(0, 2, 1))
+        parts = (Row(f"{joined}/kernel", (f"{layer}.attn.qkv_proj.weight",), shards),)
+    return (
+        Row("embedding/embeddings", (_GPTJ,)),
+        *parts,
+        *dense(f"{path}/self_attention/output_projection", f"{layer}.attn.out_proj", bias=False),
+        *norm(f"{path}/self_attention_residual/norm", f"{layer}.ln_1"),
+        *dense(f"{path}/feed_forward/inner", f"{layer}.mlp.fc_in"),
+        *dense(f"{path}/feed_forward/outer", f"{layer}.mlp.fc_out"),
+        *norm("decoder_norm", "ln_f"),
+        *dense("output", "lm_head", bias=False, head=True),
+        Row("output_bias/bias", ("lm_head.bias",), head=True),
+        *dense("classifier", "score", bias=False, head=True),
+    )
+
+
+def _gptj_arguments(config: Config, named: Named, model_type: str | None) -> Arguments:
+    config.only(is_causal=True)
+    dim, heads = config.integer("n_embd", 4096), config.integer("n_head", 16)
+    if dim % heads:
+        config.refuse("n_head", heads, f"a divisor of n_embd ({dim})")
+    return {
+        "vocabulary_size": config.integer("vocab_size", 50400),
+        "dim": dim,
+        "num_layers": config.integer("n_layer", 28, maximum=1000),
+        "num_heads": heads,
+        "intermediate_dim": config.integer("n_inner", None) or 4 * dim,
+        "activation": config.activation("activation_function", "gelu_new"),
+        "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        "rotary_dim": config.integer("rotary_dim", 64, maximum=dim // heads),
+        "interleaved": True,
+        "parallel": "one_residual",
+        "attention_bias": False,
+        "dropout": config.number("resid_pdrop", 0.0, 1),
+        "attention_dropout": config.number("attn_pdrop", 0.0, 1),
+        "embedding_dropout": config.number("embd_pdrop", 0.0, 1),
+        "tie_output": is_tied(config, named, False, _GPTJ),
+        "output_bias": True,
+        "max_length": config.integer("n_positions", 2048),
+        "pad_id": read_pad_id(config, named),
+        "model_type": model_type,
+    }
+
+
+def _gptj_fields(model: models.Model, architecture: str) -> Fields:
+    given = model.arguments
+    check_saved(
+        model, type_of(model), attention_bias=False, feed_forward_bias=True, rope_theta=10000.0,
+        rope_scaling=None, windows=None, parallel="one_residual",
+        num_key_value_heads=(None, given["num_heads"]), output_bias=_has_output_bias(model),
+        **{**PLAIN, "interleaved": True, "model_type": (None, "codegen")},
+    )  # fmt: skip
+    return {
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "vocab_size": given["vocabulary_size"],
+        "n_embd": given["dim"],
+        "n_layer": given["num_layers"],
+        "n_head": given["num_heads"],
+        "n_inner": given["intermediate_dim"],
+        "activation_function": activation_name(given["activation"]),
+        "layer_norm_epsilon": given["layer_norm_epsilon"],
+        "rotary_dim": given["rotary_dim"] or given["dim"] // given["num_heads"] // 4,
+        "resid_pdrop": given["dropout"],
+        "attn_pdrop": given["attention_dropout"],
+        "embd_pdrop": _embedding_dropout(model),
+        "tie_word_embeddings": given["tie_output"],
+        "n_positions": given["max_length"],
+        **classifier_fields(model, architecture),
+    }
+
+
+def _gptj_family(model_type: str, name: str, classifier: str | None) -> Family:
+    return Family(
+        model_type=model_type,
+        builder=models.gpt_neox,
+        table=_gptj_table,
+        arguments=partial(
+            _gptj_arguments, model_type=None if model_type == "gptj" else model_type
+        ),
+        fields=_gptj_fields,
+        architectures=architectures(classifier, f"{name}ForCausalLM", f"{name}Model"),
+        is_of=lambda model: type_of(model) == model_type,
+        names=Names(
+            prefix="transformer.",
+            aliases={"lm_head.weight": _GPTJ},
+            # Masks and angles, which older versions of transformers saved.
+            ignored=(r"h\.\d+\.attn\.((masked_)?bias|causal_mask|embed_positions)",),
+        ),
+        base=f"{name}Model",
+        aliases={
+            "max_position_embeddings": "n_positions", "hidden_size": "n_embd",
+            "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
+        },
+    )  # fmt: skip
+
+
+GPTJ = _gptj_family("gptj", "GPTJ", "GPTJ")
+CODEGEN = _gptj_family("codegen", "CodeGen", None)

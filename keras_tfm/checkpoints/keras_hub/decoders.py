@@ -291,8 +291,8 @@ def _gpt_neox_table(model: models.Model) -> tuple[Row, ...]:
     kernel, bias = Reshaped((dim, heads, -1), (dim, -1)), Reshaped((heads, -1), (-1,))
     return (
         Row("embedding/embeddings", ("token_embedding/embeddings",)),
-        Row(f"{joined}/kernel", (f"{theirs}/query_key_value/kernel",), ByHead(heads, kernel)),
-        Row(f"{joined}/bias", (f"{theirs}/query_key_value/bias",), ByHead(heads, bias)),
+        Row(f"{joined}/kernel", (f"{theirs}/query_key_value/kernel",), ByHead(heads, each=kernel)),
+        Row(f"{joined}/bias", (f"{theirs}/query_key_value/bias",), ByHead(heads, each=bias)),
         *dense(f"{path}/self_attention/output_projection", f"{theirs}/attention_output"),
         *dense(f"{path}/feed_forward/inner", f"{layer}/feedforward_intermediate_dense"),
         *dense(f"{path}/feed_forward/outer", f"{layer}/feedforward_output_dense"),

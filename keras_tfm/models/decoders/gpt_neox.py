@@ -1,9 +1,14 @@
-"""GPT-NeoX (arXiv:2204.06745), Pythia (arXiv:2304.01373), Phi-1 to Phi-2, StarCoder 2."""
+"""GPT-NeoX (arXiv:2204.06745) and relatives, decoder-only models with layer normalisation.
 
-from collections.abc import Sequence
+They are Pythia (arXiv:2304.01373), Phi-1 to Phi-2, StarCoder 2, GPT-J and CodeGen, Falcon, BLOOM,
+StableLM, Nemotron and OLMo.
+"""
+
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from keras_tfm.layers import (
+    ALiBi,
     Dropout,
     FeedForward,
     LayerNormalization,
@@ -13,9 +18,9 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     gelu_tanh,
 )
-from keras_tfm.layers.types import Activation, Arguments, DType
+from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
 from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
-from keras_tfm.models.identity import builder
+from keras_tfm.models.identity import builder, check_model_type
 from keras_tfm.models.model import Model
 
 
@@ -77,10 +82,15 @@ def gpt_neox(
     rope_theta: float = 10000.0,
     rotary_dim: int | None = None,
     rope_scaling: Any = None,
+    interleaved: bool = False,
+    alibi: bool = False,
     windows: int | Sequence[int | None] | None = None,
     parallel: bool | str = True,
-    attention_bias: bool = True,
+    gated: bool = False,
+    attention_bias: bool | Collection[str] = True,
     feed_forward_bias: bool = True,
+    norm_weights: bool = True,
+    embedding_norm: bool = False,
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
     embedding_dropout: float | None = None,
@@ -88,29 +98,41 @@ def gpt_neox(
     output_bias: bool = False,
     max_length: int = 2048,
     pad_id: int | None = None,
+    model_type: str | None = None,
     name: str = "gpt_neox",
     dtype: DType = None,
 ) -> Model:
-    """GPT-NeoX, Phi-1 to Phi-2 and StarCoder 2, decoder-only: from token ids to logits of the next.
+    """GPT-NeoX and relatives, decoder-only: from token ids to logits of the next token.
 
     GPT-2's blocks with rotary positions of a quarter of each head, and with attention and
     feed-forward network side by side: x + attention(norm(x)) + feed_forward(norm(x)). In Phi-1,
-    Phi-1.5 and Phi-2, both read the output of one norm, and the logits have a bias. In StarCoder 2,
-    the feed-forward network follows the attention, which has grouped keys and values and a window,
-    and whole heads are rotated.
+    Phi-1.5 and Phi-2, both read the output of one norm, and the logits have a bias; GPT-J and
+    CodeGen (arXiv:2203.13474) also rotate neighbouring pairs. Falcon (arXiv:2311.16867) has no
+    biases, and grouped keys and values, or one key and value for all heads.
+
+    In the others, the feed-forward network follows the attention. StarCoder 2 has grouped keys and
+    values and a window, and rotates whole heads. BLOOM (arXiv:2211.05100) has ALiBi in place of
+    rotary positions, and normalises the embeddings. Nemotron (arXiv:2402.16819) has squared ReLU,
+    StableLM (arXiv:2402.17834) and OLMo (arXiv:2402.00838) SwiGLU; norms of OLMo have no weights.
 
     Args:
         activation: str or function, activation of the feed-forward networks.
         num_heads: int, number of attention heads (H). Must divide D.
         rotary_dim: int, even, number of dimensions of a head that are rotated. Default: a quarter
             of the head.
+        interleaved: bool, whether neighbouring pairs are rotated, see `layers.RotaryEmbedding`.
+        alibi: bool, whether there is a penalty on distances, `layers.ALiBi`, and no rotation.
         parallel: bool, whether both sublayers of a block read its input. Default: they do; if not,
             the second reads the output of the first. "one_residual": both are behind one norm, and
             `dropout` applies to their sum.
-        attention_bias: bool, whether the attention's projections add a bias.
+        gated: bool, whether the feed-forward networks have a gate.
+        norm_weights: bool, whether norms have a scale and an offset.
+        embedding_norm: bool, whether the embeddings are normalised.
         dropout: float, dropout rate after each sublayer and after the embeddings.
         attention_dropout: float, dropout rate of the attention weights.
         output_bias: bool, whether the logits have a bias.
+        model_type: "codegen", the type of a saved checkpoint of the same model as GPT-J. Default:
+            the type that has these arguments.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V).
@@ -127,6 +149,13 @@ def gpt_neox(
     >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
     (1, 6)
     """
+    check_model_type(model_type, ("codegen",))
+    rotation = {"rotary_dim": rotary_dim, "rope_scaling": rope_scaling}
+    if alibi and (interleaved or any(x is not None for x in rotation.values())):
+        raise ValueError(
+            "with alibi=True nothing is rotated: rotary_dim, rope_scaling and interleaved must not "
+            f"be given, got {rotation} and interleaved={interleaved}"
+        )
     parts = CausalDecoder(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, tie_output=tie_output,
         windows=windows, pad_id=pad_id, output_bias=output_bias, name=name, dtype=dtype,
@@ -134,12 +163,16 @@ def gpt_neox(
     rotated = dim // num_heads // 4 if rotary_dim is None else rotary_dim
 
     def norm(name: str) -> LayerNormalization:
-        return LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name=name)
+        return LayerNormalization(
+            epsilon=layer_norm_epsilon, center=norm_weights, scale=norm_weights, dtype=dtype,
+            name=name,
+        )  # fmt: skip
 
     def block(i: int, window: int | None) -> TransformerDecoderBlock:
-        position = RotaryEmbedding(
-            rope_theta, rotary_dim=rotated, scaling=rope_scaling, dtype=dtype
-        )
+        position = ALiBi(dtype=dtype) if alibi else RotaryEmbedding(
+            rope_theta, rotary_dim=rotated, interleaved=interleaved, scaling=rope_scaling,
+            dtype=dtype,
+        )  # fmt: skip
         return TransformerDecoderBlock(
             self_attention=MultiHeadSelfAttention(
                 num_heads, causal=True, window=window, num_key_value_heads=num_key_value_heads,
@@ -148,7 +181,7 @@ def gpt_neox(
             ),
             cross_attention=False,
             feed_forward=FeedForward(
-                intermediate_dim, activation=activation, use_bias=feed_forward_bias,
+                intermediate_dim, activation=activation, gated=gated, use_bias=feed_forward_bias,
                 kernel_initializer=initializer(), dtype=dtype, name="feed_forward",
             ),
             residual=Residual(input_norm=norm("norm"), dropout=dropout, dtype=dtype),
@@ -158,5 +191,9 @@ def gpt_neox(
         )  # fmt: skip
 
     rate = dropout if embedding_dropout is None else embedding_dropout
-    first = Dropout(rate, dtype=dtype, name="embedding_dropout")
-    return parts.build(block, first, norm("decoder_norm"))
+
+    def embedded(x: Tensor) -> Tensor:
+        x = norm("embedding_norm")(x) if embedding_norm else x
+        return Dropout(rate, dtype=dtype, name="embedding_dropout")(x)
+
+    return parts.build(block, embedded, norm("decoder_norm"))
