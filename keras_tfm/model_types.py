@@ -174,6 +174,26 @@ MODEL_TYPES = (
         tokenizer="CodeGenTokenizer",
     ),
     ModelType(
+        "stablelm", "StableLM", "decoders.cohere:STABLELM", "gpt_neox", "decoder",
+        arguments={
+            "gated": True, "activation": "silu", "parallel": False, "attention_bias": False,
+            "feed_forward_bias": False,
+        },
+        tokenizer="GPTNeoXTokenizer",
+    ),
+    ModelType(
+        "nemotron", "Nemotron, Minitron", "decoders.cohere:NEMOTRON", "gpt_neox", "decoder",
+        arguments={"parallel": False, "attention_bias": False, "feed_forward_bias": False},
+    ),
+    ModelType(
+        "olmo", "OLMo", "decoders.cohere:OLMO", "gpt_neox", "decoder",
+        arguments={
+            "gated": True, "activation": "silu", "parallel": False, "attention_bias": False,
+            "feed_forward_bias": False, "norm_weights": False,
+        },
+        tokenizer="GPTNeoXTokenizer",
+    ),
+    ModelType(
         "gpt_neox", "GPT-NeoX, Pythia", "decoders.gpt_neox:GPT_NEOX", "gpt_neox", "decoder",
         vocabularies={
             "": 50304, "20b": 50432, "pythia-6.9b": 50432, "pythia-12b": 50688, "phi": 51200,

@@ -122,9 +122,17 @@ OPTIONS = {
         "num_heads": 4, "num_key_value_heads": 2, "dim": 16, "rotary_dim": 4,
     },
     "falcon, as many keys": {"num_key_value_heads": None},
-    "bloom, untied": {"tie_output": False, "num_heads": 4},
+    "bloom, untied, three heads": {"tie_output": False, "num_heads": 3},
     "gptj, whole heads, tied": {"rotary_dim": 6, "tie_output": True},
     "codegen, tied": {"tie_output": True},
+    "stablelm, parallel, biases, norms of heads, tied": {
+        "parallel": "one_residual", "attention_bias": ["query", "key", "value"], "num_heads": 6,
+        "head_norm": True, "num_key_value_heads": 2, "tie_output": True, "rotary_dim": 2,
+    },
+    "nemotron, biases, tied": {
+        "attention_bias": True, "feed_forward_bias": True, "tie_output": True,
+    },
+    "olmo, biases, tied": {"attention_bias": True, "tie_output": True},
     "starcoder2, no windows or biases, tied": {
         "windows": None, "attention_bias": False, "feed_forward_bias": False, "tie_output": True,
     },

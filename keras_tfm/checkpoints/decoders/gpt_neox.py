@@ -39,8 +39,8 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 
 # What the builder's arguments are in the families that do not have them.
 PLAIN: Arguments = {
-    "alibi": False, "embedding_norm": False, "gated": False, "interleaved": False,
-    "model_type": None, "norm_weights": True,
+    "alibi": False, "embedding_norm": False, "gated": False, "head_dim": None, "head_norm": False,
+    "interleaved": False, "model_type": None, "norm_weights": True,
 }  # fmt: skip
 
 
@@ -56,7 +56,8 @@ def type_of(model: models.Model) -> str:
         return given["model_type"] or "gptj"
     if given["gated"]:
         return "stablelm" if given["norm_weights"] else "olmo"
-    if keras.activations.get(given["activation"]) is squared_relu:
+    is_squared = keras.activations.get(given["activation"]) is squared_relu
+    if is_squared and not given["parallel"]:
         return "nemotron"
     if given["parallel"] and not given["feed_forward_bias"]:
         return "falcon"
@@ -395,6 +396,7 @@ STARCODER2 = Family(
 
 # Of Falcon and BLOOM, whose tensors have one set of names.
 _WORDS = "word_embeddings.weight"
+_OLDER = {"n_embed": "hidden_size"}  # a name in older files
 _FALCON_NAMES = Names(prefix="transformer.", aliases={"lm_head.weight": _WORDS})
 _falcon_table = partial(
     _table, layer="h.{i}", attention="self_attention", embedding=_WORDS, output="lm_head.weight",
@@ -406,6 +408,7 @@ def _falcon_arguments(config: Config, named: Named) -> Arguments:
     # transformers rounds the products of slopes and positions of ALiBi to bfloat16, so that they
     # depend on more than distances.
     config.only(alibi=False, bias=False, is_causal=True)
+    config.rename(_OLDER)
     dim, heads = config.integer("hidden_size", 4544), config.integer("num_attention_heads", 71)
     is_new = config.flag("new_decoder_architecture", False)
     groups = config.integer("num_kv_heads", heads)
@@ -481,12 +484,12 @@ FALCON = Family(
     is_of=lambda model: type_of(model) == "falcon",
     names=_FALCON_NAMES,
     base="FalconModel",
-    aliases={"n_embed": "hidden_size"},
 )
 
 
 def _bloom_arguments(config: Config, named: Named) -> Arguments:
     config.only(apply_residual_connection_post_layernorm=False, is_causal=True)
+    config.rename(_OLDER)
     dim, heads = config.integer("hidden_size", 64), config.integer("n_head", 8)
     if dim % heads:
         config.refuse("n_head", heads, f"a divisor of hidden_size ({dim})")
@@ -545,11 +548,9 @@ BLOOM = Family(
     is_of=lambda model: type_of(model) == "bloom",
     names=_FALCON_NAMES,
     base="BloomModel",
-    aliases={
-        "n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
-    },
+    aliases={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
     not_saved=("max_length",),
-)  # fmt: skip
+)
 
 
 _GPTJ = "wte.weight"

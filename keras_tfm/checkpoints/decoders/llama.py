@@ -81,6 +81,7 @@ def table(model: models.Model, offset: float = 0.0, post_norm: bool = False) -> 
     heads, groups = given["num_heads"], given["num_key_value_heads"] or given["num_heads"]
     width = given.get("head_dim") or given["dim"] // heads
     attention = f"{layer}.self_attn"
+    inner = ("gate", "up") if given.get("gated", True) else ("up",)
     parts = tuple(f"{attention}.{x}_proj" for x in "qkv")
     widths = (heads * width, groups * width, groups * width)
     norms = {
@@ -99,7 +100,7 @@ def table(model: models.Model, offset: float = 0.0, post_norm: bool = False) -> 
         Row("embedding/embeddings", ("embed_tokens.weight",)),
         *dense(f"{path}/self_attention/query_key_value", *parts, widths=widths),
         *dense(f"{path}/self_attention/output_projection", f"{attention}.o_proj"),
-        *dense(f"{path}/feed_forward/inner", f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"),
+        *dense(f"{path}/feed_forward/inner", *(f"{layer}.mlp.{x}_proj" for x in inner)),
         *dense(f"{path}/feed_forward/outer", f"{layer}.mlp.down_proj"),
         *(row for x, name in norms.items() for row in rms_norm(f"{path}/{x}", name, offset)),
         *rms_norm("decoder_norm", "norm", offset),

@@ -7,6 +7,9 @@ StableLM, Nemotron and OLMo.
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import keras
+from keras import ops
+
 from keras_tfm.layers import (
     ALiBi,
     Dropout,
@@ -18,7 +21,8 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     gelu_tanh,
 )
-from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
+from keras_tfm.layers.base_layer import RematerializedLayer
+from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Tensor
 from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
 from keras_tfm.models.identity import builder, check_model_type
 from keras_tfm.models.model import Model
@@ -69,6 +73,47 @@ SIZES: dict[str, Arguments] = {
 }
 
 
+@keras.saving.register_keras_serializable("keras_tfm")
+class HeadNormalization(RematerializedLayer):
+    """Layer normalisation of each head, with a scale of its own: that of StableLM 2 12B.
+
+    y = gamma (x - mean) / sqrt(variance + epsilon) over the last axis of (..., T, H, K), with gamma
+    (H, K).
+
+    Args:
+        epsilon: float, is added to the variance.
+    """
+
+    axis = (-2, -1)  # so that attention puts heads and their channels last
+
+    def __init__(self, epsilon: float = 1e-5, **kwargs: object):
+        super().__init__(**kwargs)
+        self.epsilon = epsilon
+        self.supports_masking = True
+
+    def build(self, x_shape: Shape) -> None:
+        """Creates gamma for inputs (..., H, K)."""
+        self.gamma = self.add_weight(
+            name="gamma", shape=x_shape[-2:], initializer="ones", autocast=False
+        )
+        self.built = True
+
+    def call(self, x: Tensor) -> Tensor:
+        """(..., T, H, K) -> (..., T, H, K)."""
+        wide = ops.cast(x, keras.backend.result_type(x.dtype, "float32"))
+        wide = wide - ops.mean(wide, axis=-1, keepdims=True)
+        scale = ops.rsqrt(ops.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
+        return ops.cast(wide * scale * ops.cast(self.gamma, wide.dtype), x.dtype)
+
+    def compute_output_shape(self, x_shape: Shape) -> Shape:
+        """The shape of the input."""
+        return x_shape
+
+    def get_config(self) -> Config:
+        """The constructor's arguments."""
+        return {**super().get_config(), "epsilon": self.epsilon}
+
+
 @builder
 def gpt_neox(
     vocabulary_size: int,
@@ -77,6 +122,7 @@ def gpt_neox(
     num_heads: int = 12,
     intermediate_dim: int = 3072,
     num_key_value_heads: int | None = None,
+    head_dim: int | None = None,
     activation: Activation = "gelu",
     layer_norm_epsilon: float = 1e-5,
     rope_theta: float = 10000.0,
@@ -91,6 +137,7 @@ def gpt_neox(
     feed_forward_bias: bool = True,
     norm_weights: bool = True,
     embedding_norm: bool = False,
+    head_norm: bool = False,
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
     embedding_dropout: float | None = None,
@@ -128,6 +175,8 @@ def gpt_neox(
         gated: bool, whether the feed-forward networks have a gate.
         norm_weights: bool, whether norms have a scale and an offset.
         embedding_norm: bool, whether the embeddings are normalised.
+        head_norm: bool, whether each head of queries and keys is normalised, with a scale of its
+            own.
         dropout: float, dropout rate after each sublayer and after the embeddings.
         attention_dropout: float, dropout rate of the attention weights.
         output_bias: bool, whether the logits have a bias.
@@ -160,7 +209,7 @@ def gpt_neox(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, tie_output=tie_output,
         windows=windows, pad_id=pad_id, output_bias=output_bias, name=name, dtype=dtype,
     )  # fmt: skip
-    rotated = dim // num_heads // 4 if rotary_dim is None else rotary_dim
+    rotated = (head_dim or dim // num_heads) // 4 if rotary_dim is None else rotary_dim
 
     def norm(name: str) -> LayerNormalization:
         return LayerNormalization(
@@ -173,11 +222,16 @@ def gpt_neox(
             rope_theta, rotary_dim=rotated, interleaved=interleaved, scaling=rope_scaling,
             dtype=dtype,
         )  # fmt: skip
+        head_norms = {
+            name: HeadNormalization(layer_norm_epsilon, dtype=dtype, name=name)
+            for name in (("query_norm", "key_norm") if head_norm else ())
+        }
         return TransformerDecoderBlock(
             self_attention=MultiHeadSelfAttention(
                 num_heads, causal=True, window=window, num_key_value_heads=num_key_value_heads,
-                dropout=attention_dropout, use_bias=attention_bias, position=position,
-                kernel_initializer=initializer(), dtype=dtype, name="self_attention",
+                head_dim=head_dim, dropout=attention_dropout, use_bias=attention_bias,
+                position=position, kernel_initializer=initializer(), dtype=dtype,
+                name="self_attention", **head_norms,
             ),
             cross_attention=False,
             feed_forward=FeedForward(
