@@ -171,7 +171,7 @@ MODEL_TYPES = (
             "interleaved": True, "parallel": "one_residual", "attention_bias": False,
             "output_bias": True, "model_type": "codegen",
         },
-        tokenizer="CodeGenTokenizer",
+        tokenizer="GPT2Tokenizer",
     ),
     ModelType(
         "stablelm", "StableLM", "decoders.cohere:STABLELM", "gpt_neox", "decoder",
@@ -179,7 +179,6 @@ MODEL_TYPES = (
             "gated": True, "activation": "silu", "parallel": False, "attention_bias": False,
             "feed_forward_bias": False,
         },
-        tokenizer="GPTNeoXTokenizer",
     ),
     ModelType(
         "nemotron", "Nemotron, Minitron", "decoders.cohere:NEMOTRON", "gpt_neox", "decoder",
@@ -210,6 +209,14 @@ MODEL_TYPES = (
         vocabularies={"": 248320}, tokenizer="Qwen2Tokenizer",
     ),
     ModelType(
+        "helium", "Helium", "decoders.ernie4_5:HELIUM", "llama", "decoder",
+        arguments={"interleaved": True, "model_type": "helium"},
+    ),
+    ModelType(
+        "arcee", "Arcee (AFM)", "decoders.llama:ARCEE", "llama", "decoder",
+        arguments={"gated": False},
+    ),
+    ModelType(
         "ernie4_5", "ERNIE 4.5 (dense)", "decoders.ernie4_5:ERNIE4_5", "llama", "decoder",
         arguments={"interleaved": True}, tokenizer="LlamaTokenizer",
     ),
@@ -228,6 +235,10 @@ MODEL_TYPES = (
     ModelType(
         "qwen2", "Qwen2", "decoders.llama:QWEN2", "llama", "decoder",
         arguments={"attention_bias": ["query", "key", "value"]}, tokenizer="Qwen2Tokenizer",
+    ),
+    ModelType(
+        "ministral", "Ministral", "decoders.llama:MINISTRAL", "llama", "decoder",
+        arguments={"windows": [None, 32768]},
     ),
     ModelType(
         "mistral", "Mistral", "decoders.llama:MISTRAL", "llama", "decoder",

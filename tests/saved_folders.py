@@ -64,6 +64,13 @@ OPTIONS = {
     "hunyuan_v1_dense, alpha, biases, tied": {
         "attention_bias": True, "tie_output": True, "rope_scaling": layers.NTKScaling(50.0),
     },
+    "helium, biases, tied": {
+        "attention_bias": ["query", "key", "value"], "feed_forward_bias": True, "tie_output": True,
+    },
+    "arcee, biases, tied": {
+        "attention_bias": True, "feed_forward_bias": True, "tie_output": True,
+    },
+    "ministral, all windows": {"windows": [4, 4]},
     "llama, biases": {"attention_bias": True, "feed_forward_bias": True},
     "lfm2, biases, untied": {"convolution_bias": True, "kernel_size": 4, "tie_output": False},
     "lfm3, biases, untied, plain": {

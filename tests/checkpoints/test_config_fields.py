@@ -16,6 +16,8 @@ NOT_COMPARED = {
     **{key: {"num_decoder_layers"} for key in ("t5", "mt5", "umt5")},
     "llama": {"head_dim"},
     "mistral": {"head_dim"},
+    "nemotron": {"head_dim"},
+    "arcee": {"head_dim"},
     "nomic_bert": {"head_dim"},
     "eurobert": {"head_dim"},
     "gte": {"head_dim"},

@@ -81,7 +81,16 @@ NEO = {"attention_bias": ["output"], "scale_scores": False, "windows": [None, 3]
             lambda: models.mamba2(11, dim=8, num_layers=1, num_heads=3, head_dim=4, state_dim=4),
             r"a multiple of dim \(8\) to be saved as mamba2, got 12",
         ),
-        (lambda: llama(windows=[None, 3]), "all windows must be equal to be saved as mistral"),
+        (
+            lambda: llama(windows=[None, 3], attention_bias=True),
+            "attention_bias must be False to be saved as ministral, got True",
+        ),
+        (
+            lambda: llama(windows=3, attention_bias=True),
+            "attention_bias must be False to be saved as mistral, got True",
+        ),
+        (lambda: llama(gated=False, windows=3), "windows must be None to be saved as arcee"),
+        (lambda: gpt_neox(gated=True, num_key_value_heads=1), "parallel must be False or 'one_res"),
         (lambda: llama(windows=3, feed_forward_bias=True), "feed_forward_bias must be False to be"),
         (
             lambda: models.lfm2(11, **SMALL, attends=[True, True], windows=[2, 3]),

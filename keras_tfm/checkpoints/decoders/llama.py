@@ -26,6 +26,7 @@ from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 from keras_tfm.layers.embeddings.token_mask import NO_TOKEN
+from keras_tfm.models.decoders.causal_decoder import each_window
 
 _QKV = ["query", "key", "value"]
 # Values of fields that are missing in `config.json`.
@@ -43,6 +44,14 @@ _DEFAULTS = {
     "mistral": {
         **LLAMA_DEFAULTS, "intermediate_size": 14336, "num_key_value_heads": 8,
         "max_position_embeddings": 131072,
+    },
+    "ministral": {
+        **LLAMA_DEFAULTS, "intermediate_size": 14336, "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
+    "arcee": {
+        **LLAMA_DEFAULTS, "hidden_size": 2560, "intermediate_size": 18432,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
     },
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128},
@@ -178,7 +187,7 @@ def _windows(config: Config, num_layers: int, causal: bool) -> Windows:
     Without causality, transformers counts the tokens on each side, without the token itself.
     """
     model_type = config.text("model_type", None)
-    if model_type == "llama":
+    if model_type in ("llama", "arcee"):
         return None  # whatever the fields of the others say
     missing = "sliding_window" not in config.fields  # null is no window
     window = _WINDOW if missing else config.integer("sliding_window", None)
@@ -186,6 +195,10 @@ def _windows(config: Config, num_layers: int, causal: bool) -> Windows:
         window += 1
     if model_type == "mistral":
         return window
+    if model_type == "ministral":
+        kinds = config.fields.get("layer_types")
+        kinds = [FULL if window is None else SLIDING] * num_layers if kinds is None else kinds
+        return each_window(read_windows(config, kinds, num_layers, window), num_layers)
     if window is None or not config.flag("use_sliding_window", False):
         return None
     kinds = config.fields.get("layer_types")
@@ -197,16 +210,18 @@ def _windows(config: Config, num_layers: int, causal: bool) -> Windows:
 
 def _arguments(config: Config, named: Named, bias: bool | Sequence[str] | None) -> Arguments:
     model_type = config.fields["model_type"]
-    causal = config.flag("is_causal", True)
+    is_arcee = model_type == "arcee"
+    causal = is_arcee or config.flag("is_causal", True)
     arguments = shared_arguments(config, named, _DEFAULTS[model_type], is_causal=causal)
     return {
         **arguments,
         "causal": causal,
-        "activation": config.activation("hidden_act", "silu"),
+        "activation": config.activation("hidden_act", "relu2" if is_arcee else "silu"),
+        "gated": not is_arcee,
         **read_rope(config),
         "windows": _windows(config, arguments["num_layers"], causal),
         "attention_bias": arguments["attention_bias"] if bias is None else bias,
-        "feed_forward_bias": model_type == "llama" and config.flag("mlp_bias", False),
+        "feed_forward_bias": model_type in ("llama", "arcee") and config.flag("mlp_bias", False),
         "query_key_norm": model_type == "qwen3",
         "pad_id": read_pad_id(config, named, causal=causal),
     }
@@ -214,15 +229,19 @@ def _arguments(config: Config, named: Named, bias: bool | Sequence[str] | None) 
 
 def _fields(model: models.Model, architecture: str, model_type: str) -> Fields:
     given = model.arguments
-    if model_type == "llama":
+    if model_type in ("llama", "arcee"):
         check_heads(model, model_type)
     else:
         check_saved(model, model_type, feed_forward_bias=False)
+    if model_type in ("mistral", "ministral"):
+        check_saved(model, model_type, attention_bias=False)
+    if model_type == "arcee":
+        check_saved(
+            model, model_type, causal=True, interleaved=False, query_beta=None,
+            query_key_norm=False, windows=None,
+        )  # fmt: skip
+    check_saved(model, model_type, gated=model_type != "arcee", model_type=None)
     window, each = window_of(model)
-    if model_type == "mistral" and None in each:
-        raise ValueError(
-            f"{model.name}: all windows must be equal to be saved as mistral, got {each}"
-        )
     if not given["causal"]:
         warnings.warn(
             f"{model.name}: transformers before version 5 does not read is_causal, so it will read "
@@ -244,7 +263,9 @@ def _fields(model: models.Model, architecture: str, model_type: str) -> Fields:
     }
     if not given["causal"]:
         fields["is_causal"] = False
-    if (window is not None and None in each) or _is_qwen(model):
+    if model_type == "ministral":
+        fields["layer_types"] = [FULL if x is None else SLIDING for x in each]
+    elif (window is not None and None in each) or _is_qwen(model):
         fields["layer_types"] = [FULL if x is None else SLIDING for x in each]
         fields["use_sliding_window"] = window is not None
     return fields
@@ -286,5 +307,9 @@ def _family(
 
 QWEN3 = _family("qwen3", "Qwen3", lambda model: model.arguments["query_key_norm"])
 QWEN2 = _family("qwen2", "Qwen2", lambda model: _bias_names(model) == sorted(_QKV), _QKV)
+MINISTRAL = _family(
+    "ministral", "Ministral", lambda model: not isinstance(model.arguments["windows"], int | None), False
+)
 MISTRAL = _family("mistral", "Mistral", lambda model: model.arguments["windows"] is not None, False)
+ARCEE = _family("arcee", "Arcee", lambda model: not model.arguments.get("gated", True))
 LLAMA = _family("llama", "Llama", lambda model: isinstance(_bias_names(model), bool))

@@ -81,7 +81,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     check_heads(model, "eurobert")
     check_saved(
         model, "eurobert", causal=False, attention_bias=(False, True), interleaved=False,
-        query_beta=None, query_key_norm=False, windows=None,
+        query_beta=None, query_key_norm=False, windows=None, gated=True, model_type=None,
     )  # fmt: skip
     if activation_name(given["classifier_activation"]) != "gelu":
         check_saved(model, "eurobert", classifier_activation="gelu")

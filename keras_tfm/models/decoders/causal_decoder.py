@@ -152,6 +152,7 @@ class RotaryDecoder(CausalDecoder):
     attention_dropout: float
     head_dim: int | None = None
     feed_forward_bias: bool = False
+    gated: bool = True
     gate_scale: float = 1.0
     causal: bool = True
 
@@ -213,7 +214,7 @@ class RotaryDecoder(CausalDecoder):
         feed_forward = FeedForward(
             intermediate_dim or self.intermediate_dim,
             activation=self.activation,
-            gated=True,
+            gated=self.gated,
             use_bias=self.feed_forward_bias,
             gate_scale=self.gate_scale,
             kernel_initializer=initializer(),

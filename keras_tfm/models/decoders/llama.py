@@ -1,4 +1,4 @@
-"""Llama (arXiv:2302.13971, 2407.21783) and relatives: Mistral, Ministral, Qwen, ERNIE, EuroBERT."""
+"""Llama (arXiv:2302.13971, 2407.21783) and relatives: Mistral, Qwen, ERNIE, Arcee, EuroBERT ..."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock, YaRNScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
-from keras_tfm.models.identity import builder
+from keras_tfm.models.identity import builder, check_model_type
 from keras_tfm.models.model import Model
 
 _EUROBERT: Arguments = {
@@ -83,6 +83,7 @@ def llama(
     windows: int | Sequence[int | None] | None = None,
     attention_bias: bool | Collection[str] = False,
     feed_forward_bias: bool = False,
+    gated: bool = True,
     query_key_norm: bool = False,
     rotate_first: bool = False,
     attention_dropout: float = 0.0,
@@ -91,6 +92,7 @@ def llama(
     tie_output: bool = False,
     max_length: int = 2048,
     pad_id: int | None = None,
+    model_type: str | None = None,
     name: str = "llama",
     dtype: DType = None,
 ) -> Model:
@@ -99,8 +101,9 @@ def llama(
     Pre-norm blocks with RMS normalisation, rotary positions, grouped-query attention and SwiGLU.
     Mistral adds sliding windows, Qwen2 biases of queries, keys and values, Qwen3 normalised queries
     and keys, which HunYuan normalises after it has rotated them. ERNIE 4.5 rotates neighbouring
-    pairs, and Ministral 3 multiplies queries by a factor of their position. Some embedders, such as
-    GTE's of Qwen2, are not causal, nor is EuroBERT (arXiv:2503.05500), a masked language model.
+    pairs, as Helium does, and Ministral 3 multiplies queries by a factor of their position. Some embedders, such as
+    GTE's of Qwen2, are not causal, nor is EuroBERT (arXiv:2503.05500), a masked language model. Arcee
+    has no gate, and squared ReLU.
 
     Args:
         interleaved: bool, whether neighbouring pairs are rotated, see `layers.RotaryEmbedding`.
@@ -108,8 +111,11 @@ def llama(
             `rope_scaling` must have an `original_length`. Default: they are not.
         classifier_activation: str or function, activation of the dense layer with which
             `sequence_classifier` begins, in EuroBERT. Default: there is no such layer.
+        gated: bool, whether the feed-forward networks have a gate.
         query_key_norm: bool, whether queries and keys are normalised, with `rms_norm_epsilon`.
         rotate_first: bool, whether they are rotated before, as in HunYuan.
+        model_type: "helium", the type of a saved checkpoint of the same model as ERNIE 4.5. Default:
+            the type that has these arguments.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V).
@@ -125,13 +131,14 @@ def llama(
     >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
     (1, 6)
     """
+    check_model_type(model_type, ("helium",))
     parts = RotaryDecoder(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
         intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
         head_dim=head_dim, activation=activation, rms_norm_epsilon=rms_norm_epsilon,
         windows=windows, attention_bias=attention_bias, feed_forward_bias=feed_forward_bias,
-        attention_dropout=attention_dropout, causal=causal, tie_output=tie_output, pad_id=pad_id,
-        name=name, dtype=dtype,
+        attention_dropout=attention_dropout, causal=causal, gated=gated, tie_output=tie_output,
+        pad_id=pad_id, name=name, dtype=dtype,
     )  # fmt: skip
 
     def block(i: int, window: int | None) -> TransformerDecoderBlock:
