@@ -196,7 +196,8 @@ MODEL_TYPES = (
         "gpt_neox", "GPT-NeoX, Pythia", "decoders.gpt_neox:GPT_NEOX", "gpt_neox", "decoder",
         vocabularies={
             "": 50304, "20b": 50432, "pythia-6.9b": 50432, "pythia-12b": 50688, "phi": 51200,
-            "starcoder2": 49152,
+            "starcoder2": 49152, "falcon": 65024, "bloom": 250880, "gpt-j": 50400,
+            "codegen": 51200, "stablelm-2": 100352, "minitron": 256000,
         },
         tokenizer="GPTNeoXTokenizer",
     ),

@@ -90,7 +90,18 @@ NEO = {"attention_bias": ["output"], "scale_scores": False, "windows": [None, 3]
             "attention_bias must be False to be saved as mistral, got True",
         ),
         (lambda: llama(gated=False, windows=3), "windows must be None to be saved as arcee"),
-        (lambda: gpt_neox(gated=True, num_key_value_heads=1), "parallel must be False or 'one_res"),
+        (
+            lambda: gpt_neox(gated=True, feed_forward_bias=False, attention_bias=False),
+            "parallel must be False or 'one_residual' to be saved as stablelm, got True",
+        ),
+        (
+            lambda: gpt_neox(alibi=True, parallel=False, embedding_norm=True, intermediate_dim=32),
+            "activation must be gelu_tanh to be saved as bloom, got gelu",
+        ),
+        (
+            lambda: gpt_neox(interleaved=True, attention_bias=False, rope_theta=99.0),
+            "rope_theta must be 10000.0 to be saved as gptj, got 99.0",
+        ),
         (lambda: llama(windows=3, feed_forward_bias=True), "feed_forward_bias must be False to be"),
         (
             lambda: models.lfm2(11, **SMALL, attends=[True, True], windows=[2, 3]),

@@ -187,6 +187,51 @@ def padded(rows: np.ndarray) -> np.ndarray:
     return np.pad(rows, ((0, 0), (0, MAX_LENGTH - rows.shape[1])))
 
 
+def neox_relatives() -> dict[str, tuple[str, int, dict]]:
+    """By size: the class without its ending, the number of ids, and the fields."""
+    bloom = {
+        "560m": (1024, 24, 16), "1.1b": (1536, 24, 16), "1.7b": (2048, 24, 16),
+        "3b": (2560, 30, 32), "7.1b": (4096, 30, 32), "176b": (14336, 70, 112),
+    }  # fmt: skip
+    codegen = {
+        "350m": (1024, 20, 16, 32), "2b": (2560, 32, 32, 64), "6b": (4096, 33, 16, 64),
+        "16b": (6144, 34, 24, 64),
+    }  # fmt: skip
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    others = {
+        "stablelm-3b": ("StableLm", 50304, (2560, 32, 32, 6912), {}),
+        "stablelm-2-1.6b": ("StableLm", 100352, (2048, 24, 32, 5632), {"use_qkv_bias": True}),
+        "minitron-4b": (
+            "Nemotron", 256000, (3072, 32, 24, 9216), {"num_key_value_heads": 8, "head_dim": 128},
+        ),
+        "olmo-1b": ("Olmo", 50304, (2048, 16, 16, 8192), {"tie_word_embeddings": True}),
+        "olmo-7b": ("Olmo", 50304, (4096, 32, 32, 11008), {}),
+    }  # fmt: skip
+    large = {"num_kv_heads": 8, "new_decoder_architecture": True}
+    return {
+        "falcon-7b": ("Falcon", 65024, dict(zip(names, (4544, 32, 71), strict=True))),
+        "falcon-40b": ("Falcon", 65024, dict(zip(names, (8192, 60, 128), strict=True)) | large),
+        **{
+            f"bloom-{size}": ("Bloom", 250880, {"hidden_size": d, "n_layer": n, "n_head": h})
+            for size, (d, n, h) in bloom.items()
+        },
+        "gpt-j-6b": ("GPTJ", 50400, {"n_embd": 4096, "n_layer": 28, "n_head": 16}),
+        **{
+            f"codegen-{size}": (
+                "CodeGen", 51200, {"n_embd": d, "n_layer": n, "n_head": h, "rotary_dim": part},
+            )
+            for size, (d, n, h, part) in codegen.items()
+        },
+        **{
+            size: (
+                name, vocabulary,
+                dict(zip((*names, "intermediate_size"), sizes, strict=True)) | more,
+            )
+            for size, (name, vocabulary, sizes, more) in others.items()
+        },
+    }  # fmt: skip
+
+
 def parameter_counts() -> dict[str, dict[str, dict]]:
     """By family and size: the builder's sizes are those of `keras_tfm.models`, by hand."""
     bert = {
@@ -299,6 +344,10 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
                 **(own if name == "Starcoder2" else {}),
             )  # fmt: skip
             counts["gpt_neox"][size] = counted(model(config), vocabulary)
+        for size, (name, vocabulary, fields) in neox_relatives().items():
+            model = getattr(transformers, f"{name}ForCausalLM")
+            model = model(model.config_class(vocab_size=vocabulary, **fields))
+            counts["gpt_neox"][size] = counted(model, vocabulary)
         for size, (layers, dim, heads, inner) in ettin.items():
             config = transformers.ModernBertDecoderConfig(
                 hidden_size=dim, num_hidden_layers=layers, num_attention_heads=heads,

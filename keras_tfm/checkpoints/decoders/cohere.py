@@ -198,9 +198,7 @@ def _neox_arguments(config: Config, named: Named, model_type: str) -> Arguments:
             "pad_id": read_pad_id(config, named, default=1),
         }
     else:
-        arguments |= read_partial_rope(
-            config, head_dim or width, default_part=_PARTS[model_type]
-        )
+        arguments |= read_partial_rope(config, head_dim or width, default_part=_PARTS[model_type])
         arguments["rotary_dim"] = arguments["rotary_dim"] or head_dim or width
         arguments["layer_norm_epsilon"] = config.number(_EPSILONS[model_type], 1e-5)
     if model_type == "nemotron":

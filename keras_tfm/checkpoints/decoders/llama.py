@@ -308,7 +308,10 @@ def _family(
 QWEN3 = _family("qwen3", "Qwen3", lambda model: model.arguments["query_key_norm"])
 QWEN2 = _family("qwen2", "Qwen2", lambda model: _bias_names(model) == sorted(_QKV), _QKV)
 MINISTRAL = _family(
-    "ministral", "Ministral", lambda model: not isinstance(model.arguments["windows"], int | None), False
+    "ministral",
+    "Ministral",
+    lambda model: not isinstance(model.arguments["windows"], int | None),
+    False,
 )
 MISTRAL = _family("mistral", "Mistral", lambda model: model.arguments["windows"] is not None, False)
 ARCEE = _family("arcee", "Arcee", lambda model: not model.arguments.get("gated", True))

@@ -216,7 +216,9 @@ def xlm_roberta(
         if model.characters:
             tokenizer.normalizer = package.normalizers.Precompiled(model.characters)
     split_at_spaces(settings, tokenizer)
-    unused = [package.AddedToken(x, normalized=False, special=True) for x in first if x not in names]
+    unused = [
+        package.AddedToken(x, normalized=False, special=True) for x in first if x not in names
+    ]
     settings.add_tokens(tokenizer, {**names}, [*_added_tokens(package, model), *unused])
     begin, end = texts["bos"], texts["eos"]
     tokenizer.post_processor = package.processors.TemplateProcessing(

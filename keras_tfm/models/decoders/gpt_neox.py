@@ -20,6 +20,7 @@ from keras_tfm.layers import (
     RotaryEmbedding,
     TransformerDecoderBlock,
     gelu_tanh,
+    squared_relu,
 )
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Tensor
@@ -50,10 +51,47 @@ def _starcoder2(
     }  # fmt: skip
 
 
+def _falcon(dim: int, num_layers: int, num_heads: int, **more: object) -> Arguments:
+    return {
+        **_size(dim, num_layers, num_heads), "rotary_dim": 64, "attention_bias": False,
+        "feed_forward_bias": False, "tie_output": True, **more,
+    }  # fmt: skip
+
+
+def _bloom(dim: int, num_layers: int, num_heads: int) -> Arguments:
+    return {
+        **_size(dim, num_layers, num_heads), "activation": gelu_tanh, "alibi": True,
+        "parallel": False, "embedding_norm": True, "tie_output": True,
+    }  # fmt: skip
+
+
+def _gptj(dim: int, num_layers: int, num_heads: int, rotary_dim: int, **more: object) -> Arguments:
+    return {
+        **_size(dim, num_layers, num_heads), "activation": gelu_tanh, "rotary_dim": rotary_dim,
+        "interleaved": True, "parallel": "one_residual", "attention_bias": False,
+        "output_bias": True, **more,
+    }  # fmt: skip
+
+
+def _gated(
+    dim: int, num_layers: int, num_heads: int, intermediate_dim: int, **more: object
+) -> Arguments:
+    return {
+        **_size(dim, num_layers, num_heads), "intermediate_dim": intermediate_dim, "gated": True,
+        "activation": "silu", "parallel": False, "attention_bias": False,
+        "feed_forward_bias": False, **more,
+    }  # fmt: skip
+
+
+_OLMO: Arguments = {"rotary_dim": 128, "norm_weights": False}
 # "20b": section 2.1 of the GPT-NeoX paper. "pythia...": table 1 of the Pythia paper, under the
 # names of the released models. gpt_neox(50304, **SIZES["pythia-160m"]). "phi...": config.json of
 # the checkpoints of arXiv:2306.11644, arXiv:2309.05463 and Phi-2, with 51200 ids.
-# "starcoder2...": table 8 of arXiv:2402.19173, and config.json of its checkpoints.
+# "starcoder2...": table 8 of arXiv:2402.19173, and config.json of its checkpoints. "falcon...":
+# section 4 of arXiv:2311.16867. "bloom...": table 3 of arXiv:2211.05100. "gpt-j-6b": the defaults of
+# `GPTJConfig`. "codegen...": table 5 of arXiv:2203.13474. "stablelm...": those of `StableLmConfig`,
+# and table 2 of arXiv:2402.17834. "minitron-4b": arXiv:2407.14679. "olmo...": table 1 of
+# arXiv:2402.00838.
 SIZES: dict[str, Arguments] = {
     "20b": _size(6144, 44, 64),
     "pythia-70m": _size(512, 6, 8),
@@ -70,7 +108,32 @@ SIZES: dict[str, Arguments] = {
     "starcoder2-3b": _starcoder2(3072, 30, 24, 2, rope_theta=999999.4420358813),
     "starcoder2-7b": _starcoder2(4608, 32, 36, 4, rope_theta=1e6),
     "starcoder2-15b": _starcoder2(6144, 40, 48, 4, rope_theta=100000.0, tie_output=False),
-}
+    "falcon-7b": _falcon(4544, 32, 71, num_key_value_heads=1, parallel="one_residual"),
+    "falcon-40b": _falcon(8192, 60, 128, num_key_value_heads=8),
+    "bloom-560m": _bloom(1024, 24, 16),
+    "bloom-1.1b": _bloom(1536, 24, 16),
+    "bloom-1.7b": _bloom(2048, 24, 16),
+    "bloom-3b": _bloom(2560, 30, 32),
+    "bloom-7.1b": _bloom(4096, 30, 32),
+    "bloom-176b": _bloom(14336, 70, 112),
+    "gpt-j-6b": _gptj(4096, 28, 16, 64),
+    "codegen-350m": _gptj(1024, 20, 16, 32, model_type="codegen"),
+    "codegen-2b": _gptj(2560, 32, 32, 64, model_type="codegen"),
+    "codegen-6b": _gptj(4096, 33, 16, 64, model_type="codegen"),
+    "codegen-16b": _gptj(6144, 34, 24, 64, model_type="codegen"),
+    "stablelm-3b": _gated(2560, 32, 32, 6912, rotary_dim=20, max_length=4096),
+    "stablelm-2-1.6b": _gated(
+        2048, 24, 32, 5632, rotary_dim=16, attention_bias=["query", "key", "value"],
+        max_length=4096,
+    ),
+    "minitron-4b": {
+        **_size(3072, 32, 24), "intermediate_dim": 9216, "num_key_value_heads": 8,
+        "activation": squared_relu, "rotary_dim": 64, "parallel": False, "attention_bias": False,
+        "feed_forward_bias": False, "max_length": 4096,
+    },
+    "olmo-1b": _gated(2048, 16, 16, 8192, tie_output=True, **_OLMO),
+    "olmo-7b": _gated(4096, 32, 32, 11008, **_OLMO),
+}  # fmt: skip
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
