@@ -152,7 +152,7 @@ __all__ = [
     "attention",
     "gelu_tanh",
     "quick_gelu",
-    "squared_relu",
     "segment_mask",
+    "squared_relu",
     "t5_buckets",
 ]

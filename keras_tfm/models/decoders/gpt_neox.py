@@ -149,7 +149,7 @@ class HeadNormalization(RematerializedLayer):
 
     axis = (-2, -1)  # so that attention puts heads and their channels last
 
-    def __init__(self, epsilon: float = 1e-5, **kwargs: object):
+    def __init__(self, epsilon: float = 1e-5, **kwargs: Any):
         super().__init__(**kwargs)
         self.epsilon = epsilon
         self.supports_masking = True

@@ -99,11 +99,11 @@ def llama(
     """A decoder-only language model of Llama's kind: from token ids to logits of the next token.
 
     Pre-norm blocks with RMS normalisation, rotary positions, grouped-query attention and SwiGLU.
-    Mistral adds sliding windows, Qwen2 biases of queries, keys and values, Qwen3 normalised queries
-    and keys, which HunYuan normalises after it has rotated them. ERNIE 4.5 rotates neighbouring
-    pairs, as Helium does, and Ministral 3 multiplies queries by a factor of their position. Some embedders, such as
-    GTE's of Qwen2, are not causal, nor is EuroBERT (arXiv:2503.05500), a masked language model. Arcee
-    has no gate, and squared ReLU.
+    Mistral adds sliding windows, which Ministral has in some blocks, Qwen2 biases of queries, keys
+    and values, Qwen3 normalised queries and keys, which HunYuan normalises after it has rotated
+    them. ERNIE 4.5 and Helium rotate neighbouring pairs, and Ministral 3 multiplies queries by a
+    factor of their position. Arcee has squared ReLU without a gate. Some embedders, such as GTE's of
+    Qwen2, are not causal, nor is EuroBERT (arXiv:2503.05500), a masked language model.
 
     Args:
         interleaved: bool, whether neighbouring pairs are rotated, see `layers.RotaryEmbedding`.
@@ -114,8 +114,8 @@ def llama(
         gated: bool, whether the feed-forward networks have a gate.
         query_key_norm: bool, whether queries and keys are normalised, with `rms_norm_epsilon`.
         rotate_first: bool, whether they are rotated before, as in HunYuan.
-        model_type: "helium", the type of a saved checkpoint of the same model as ERNIE 4.5. Default:
-            the type that has these arguments.
+        model_type: "helium", the type of a saved checkpoint of the same model as ERNIE 4.5.
+            Default: the type that has these arguments.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V).
