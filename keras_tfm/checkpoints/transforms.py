@@ -167,9 +167,9 @@ class Offset(Transform):
 
 @dataclass(frozen=True)
 class ByHead(Transform):
-    """Queries, keys and values group by group, (..., G, H / G + 2, K), as all queries, keys, values.
+    """Queries, keys and values group by group, as all queries, all keys, all values.
 
-    Both have one axis for them, the last one. With as many groups as heads, they are head by head.
+    The tensor is (..., G, H / G + 2, K), flat. Both have one axis for them, the last one. With as many groups as heads, they are head by head.
 
     Args:
         num_groups: int, number of key and value heads (G).

@@ -76,8 +76,8 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     check_saved(
         model, "hunyuan_v1_dense", attention_bias=(True, False), causal=True,
-        feed_forward_bias=False, interleaved=False, gated=True, model_type=None, query_beta=None, query_key_norm=True,
-        windows=None,
+        feed_forward_bias=False, interleaved=False, gated=True, model_type=None,
+        query_beta=None, query_key_norm=True, windows=None,
     )  # fmt: skip
     return {
         **llama.shared_fields(model, architecture),

@@ -60,8 +60,8 @@ def _arguments(config: Config, named: Named) -> Arguments:
 def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     check_saved(
-        model, "ministral3", attention_bias=False, feed_forward_bias=False, causal=True, gated=True, model_type=None,
-        query_key_norm=False, interleaved=False,
+        model, "ministral3", attention_bias=False, feed_forward_bias=False, causal=True,
+        gated=True, model_type=None, query_key_norm=False, interleaved=False,
     )  # fmt: skip
     window, each = window_of(model)
     if window is not None and None in each:

@@ -88,10 +88,10 @@ _OLMO: Arguments = {"rotary_dim": 128, "norm_weights": False}
 # names of the released models. gpt_neox(50304, **SIZES["pythia-160m"]). "phi...": config.json of
 # the checkpoints of arXiv:2306.11644, arXiv:2309.05463 and Phi-2, with 51200 ids.
 # "starcoder2...": table 8 of arXiv:2402.19173, and config.json of its checkpoints. "falcon...":
-# section 4 of arXiv:2311.16867. "bloom...": table 3 of arXiv:2211.05100. "gpt-j-6b": the defaults of
-# `GPTJConfig`. "codegen...": table 5 of arXiv:2203.13474. "stablelm...": those of `StableLmConfig`,
-# and table 2 of arXiv:2402.17834. "minitron-4b": arXiv:2407.14679. "olmo...": table 1 of
-# arXiv:2402.00838.
+# arXiv:2311.16867. "bloom...": arXiv:2211.05100. "gpt-j-6b": the defaults of `GPTJConfig`.
+# "codegen...": arXiv:2203.13474. "stablelm...": the defaults of `StableLmConfig`, and
+# arXiv:2402.17834. "minitron-4b": arXiv:2407.14679. "olmo...": arXiv:2402.00838. The parameters of
+# all are those of the released models.
 SIZES: dict[str, Arguments] = {
     "20b": _size(6144, 44, 64),
     "pythia-70m": _size(512, 6, 8),

@@ -102,8 +102,8 @@ def llama(
     Mistral adds sliding windows, which Ministral has in some blocks, Qwen2 biases of queries, keys
     and values, Qwen3 normalised queries and keys, which HunYuan normalises after it has rotated
     them. ERNIE 4.5 and Helium rotate neighbouring pairs, and Ministral 3 multiplies queries by a
-    factor of their position. Arcee has squared ReLU without a gate. Some embedders, such as GTE's of
-    Qwen2, are not causal, nor is EuroBERT (arXiv:2503.05500), a masked language model.
+    factor of their position. Arcee has squared ReLU without a gate. Some embedders, such as GTE's
+    of Qwen2, are not causal, nor is EuroBERT (arXiv:2503.05500), a masked language model.
 
     Args:
         interleaved: bool, whether neighbouring pairs are rotated, see `layers.RotaryEmbedding`.
