@@ -169,7 +169,8 @@ class Offset(Transform):
 class ByHead(Transform):
     """Queries, keys and values group by group, as all queries, all keys, all values.
 
-    The tensor is (..., G, H / G + 2, K), flat. Both have one axis for them, the last one. With as many groups as heads, they are head by head.
+    The tensor is (..., G, H / G + 2, K); both have one axis for these three, the last one. With as
+    many groups as heads, they are head by head.
 
     Args:
         num_groups: int, number of key and value heads (G).

@@ -73,7 +73,7 @@ def _gptj(dim: int, num_layers: int, num_heads: int, rotary_dim: int, **more: ob
     }  # fmt: skip
 
 
-def _gated(
+def _swiglu(
     dim: int, num_layers: int, num_heads: int, intermediate_dim: int, **more: object
 ) -> Arguments:
     return {
@@ -121,8 +121,8 @@ SIZES: dict[str, Arguments] = {
     "codegen-2b": _gptj(2560, 32, 32, 64, model_type="codegen"),
     "codegen-6b": _gptj(4096, 33, 16, 64, model_type="codegen"),
     "codegen-16b": _gptj(6144, 34, 24, 64, model_type="codegen"),
-    "stablelm-3b": _gated(2560, 32, 32, 6912, rotary_dim=20, max_length=4096),
-    "stablelm-2-1.6b": _gated(
+    "stablelm-3b": _swiglu(2560, 32, 32, 6912, rotary_dim=20, max_length=4096),
+    "stablelm-2-1.6b": _swiglu(
         2048, 24, 32, 5632, rotary_dim=16, attention_bias=["query", "key", "value"],
         max_length=4096,
     ),
@@ -131,8 +131,8 @@ SIZES: dict[str, Arguments] = {
         "activation": squared_relu, "rotary_dim": 64, "parallel": False, "attention_bias": False,
         "feed_forward_bias": False, "max_length": 4096,
     },
-    "olmo-1b": _gated(2048, 16, 16, 8192, tie_output=True, **_OLMO),
-    "olmo-7b": _gated(4096, 32, 32, 11008, **_OLMO),
+    "olmo-1b": _swiglu(2048, 16, 16, 8192, tie_output=True, **_OLMO),
+    "olmo-7b": _swiglu(4096, 32, 32, 11008, **_OLMO),
 }  # fmt: skip
 
 
@@ -309,8 +309,8 @@ def gpt_neox(
 
     rate = dropout if embedding_dropout is None else embedding_dropout
 
-    def embedded(x: Tensor) -> Tensor:
+    def normalize_and_drop(x: Tensor) -> Tensor:
         x = norm("embedding_norm")(x) if embedding_norm else x
         return Dropout(rate, dtype=dtype, name="embedding_dropout")(x)
 
-    return parts.build(block, embedded, norm("decoder_norm"))
+    return parts.build(block, normalize_and_drop, norm("decoder_norm"))
