@@ -95,7 +95,16 @@ NEO = {"attention_bias": ["output"], "scale_scores": False, "windows": [None, 3]
             "parallel must be False or 'one_residual' to be saved as stablelm, got True",
         ),
         (
-            lambda: gpt_neox(alibi=True, parallel=False, embedding_norm=True, intermediate_dim=32),
+            lambda: models.gpt_neox(
+                11,
+                alibi=True,
+                parallel=False,
+                embedding_norm=True,
+                dim=8,
+                num_layers=1,
+                num_heads=2,
+                intermediate_dim=32,
+            ),
             "activation must be gelu_tanh to be saved as bloom, got gelu",
         ),
         (
