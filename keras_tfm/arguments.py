@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 
-def check_integer(name: str, value: Any, minimum: int | None = 1, optional: bool = False) -> None:
+def check_integer(
+    name: str, value: object, minimum: int | None = 1, optional: bool = False
+) -> None:
     """Raises unless `value` is an integer of at least `minimum`, or None if `optional`."""
     if optional and value is None:
         return
@@ -24,7 +26,7 @@ def check_integer(name: str, value: Any, minimum: int | None = 1, optional: bool
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
-def check_number(name: str, value: Any, optional: bool = False) -> None:
+def check_number(name: str, value: object, optional: bool = False) -> None:
     """Raises unless `value` is a finite number, or None if `optional`."""
     if optional and value is None:
         return

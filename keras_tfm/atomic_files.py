@@ -31,7 +31,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 if sys.platform != "win32":
     import fcntl
@@ -211,7 +210,7 @@ def _remove_on_termination() -> Iterator[None]:
                 signal.signal(number, signal.SIG_DFL)
 
 
-def _terminate(number: int, _: Any) -> None:
+def _terminate(number: int, _: object) -> None:
     for folder, process in list(_open.items()):
         if process == os.getpid():  # a forked child must not remove its parent's folders
             shutil.rmtree(folder, ignore_errors=True)

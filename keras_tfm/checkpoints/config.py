@@ -207,7 +207,7 @@ class Config:
             self.refuse("id2label", names, "a dictionary from the ids 0, 1, ... to labels")
         return [names[i] for i in ids]
 
-    def _value(self, name: str, default: Any) -> Any:
+    def _value(self, name: str, default: object) -> Any:
         value = self.fields.get(name)
         return default if value is None else value
 

@@ -93,7 +93,7 @@ def load_generation_config(folder: str | Path, peft: str | Path | None = None) -
     return {"strategy": strategy_of(config), **arguments}
 
 
-def end_ids(value: Any, peft: str | Path | None) -> Any:
+def end_ids(value: object, peft: str | Path | None) -> Any:
     """The end tokens of a base model, `eos_token_id`, and before them that of its adapters.
 
     A fine-tuned model may end its answers with a token of its chat template. PEFT saves no

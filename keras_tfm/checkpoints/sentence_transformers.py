@@ -524,5 +524,5 @@ def _save_dense(folder: Path, layer: keras.layers.Dense) -> None:
     write_tensors(folder / SINGLE, kinds, arrays.items())
 
 
-def _json(value: Any) -> bytes:
+def _json(value: object) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()

@@ -301,7 +301,7 @@ def _tensor(file: Path, start: int, name: str, spec: Any) -> Tensor:
     return Tensor(file, dtype, tuple(shape), start + begin, start + end)
 
 
-def _are_sizes(value: Any) -> bool:
+def _are_sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)
 
 

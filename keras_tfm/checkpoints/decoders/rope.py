@@ -170,7 +170,7 @@ def read_rope_by_layer_type(
     }
 
 
-def _dictionary(config: Config, name: str, value: Any) -> Fields:
+def _dictionary(config: Config, name: str, value: object) -> Fields:
     if not isinstance(value, dict):
         config.refuse(name, value, "a dictionary")
     return dict(value)

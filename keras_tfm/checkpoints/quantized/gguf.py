@@ -138,7 +138,7 @@ def open_gguf(path: Path) -> tuple[Config, "GgufTensors"]:
 def _fields(file: GgufFile, architecture: str) -> Fields:
     """The fields that `config.json` would have."""
 
-    def field(name: str, default: Any = None) -> Any:
+    def field(name: str, default: object = None) -> Any:
         return file.fields.get(f"{architecture}.{name}", default)
 
     def refuse(name: str, value: object, expected: str) -> None:

@@ -110,7 +110,7 @@ def _matrix(files: Tensors, prefix: str, kind: str, settings: Any) -> Matrix:
     return Matrix((rows, width), f"int{bits}", parts, read)
 
 
-def _bits(place: str, dtype: Any) -> int:
+def _bits(place: str, dtype: object) -> int:
     """4 or 8, in which the levels of a dtype fit.
 
     >>> _bits("", {"_type": "torch.dtype", "_data": "int3"})

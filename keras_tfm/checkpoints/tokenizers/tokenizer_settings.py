@@ -58,7 +58,7 @@ class TokenizerSettings:
         """The package `tokenizers`."""
         return import_package("tokenizers")
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         """The value of a setting."""
         return self.fields.get(name, default)
 

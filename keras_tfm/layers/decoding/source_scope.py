@@ -26,7 +26,7 @@ True
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keras import ops
 
@@ -248,7 +248,7 @@ class SourceScope(DecodingScope):
             return None
         return ops.expand_dims(self._span_from(0, length).tensor() >= 0, 0)
 
-    def extend(self, name: str, *_: Any, **__: Any) -> Extended:
+    def extend(self, name: str, *_: object, **__: object) -> Extended:
         """Raises ValueError: the columns of a source of any length have no limit."""
         raise ValueError(f"{name}: attention to a source that is read in pieces needs a window")
 

@@ -209,6 +209,6 @@ def _unit(x: Tensor) -> Tensor:
     return x * (ops.rsqrt(mean + _EPSILON / count) * count**-0.5)
 
 
-def _log_rates(shape: Shape, dtype: Any = None) -> Tensor:
+def _log_rates(shape: Shape, dtype: str | None = None) -> Tensor:
     """The logarithms of numbers from 0.01 to 16."""
     return ops.log(keras.random.uniform(shape, 0.01, 16.0, dtype=dtype or "float32"))

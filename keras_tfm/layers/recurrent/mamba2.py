@@ -276,13 +276,13 @@ def _as_scales(scales: Any) -> list[float] | None:
     return None if all(scale == 1 for scale in scales) else [float(scale) for scale in scales]
 
 
-def _time_step_biases(shape: Shape, dtype: Any = None) -> Tensor:
+def _time_step_biases(shape: Shape, dtype: str | None = None) -> Tensor:
     """Such that the time steps are 0.001 to 0.1, in equal parts of their logarithm."""
     low, high = math.log(0.001), math.log(0.1)
     steps = ops.exp(keras.random.uniform(shape, low, high, dtype=dtype or "float32"))
     return steps + ops.log(-ops.expm1(-steps))
 
 
-def _log_rates(shape: Shape, dtype: Any = None) -> Tensor:
+def _log_rates(shape: Shape, dtype: str | None = None) -> Tensor:
     """The logarithms of numbers from 1 to 16."""
     return ops.log(keras.random.uniform(shape, 1.0, 16.0, dtype=dtype or "float32"))

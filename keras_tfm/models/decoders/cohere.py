@@ -1,7 +1,6 @@
 """Cohere's Command R (https://cohere.com/blog/command-r) and Command R7B (Cohere 2)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from keras_tfm.arguments import check_positive
 from keras_tfm.layers import (
@@ -12,6 +11,7 @@ from keras_tfm.layers import (
     RotaryEmbedding,
     TransformerDecoderBlock,
 )
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
 from keras_tfm.models.identity import builder
@@ -46,7 +46,7 @@ def cohere(
     activation: Activation = "silu",
     layer_norm_epsilon: float = 1e-5,
     rope_theta: float = 10000.0,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     windows: int | Sequence[int | None] | None = None,
     global_rotary: bool = True,
     logit_scale: float = 0.0625,

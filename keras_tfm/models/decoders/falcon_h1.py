@@ -14,6 +14,7 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
 )
 from keras_tfm.layers.arguments import serialize_part
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.recurrent.token_mixer import TokenMixer
 from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Tensor
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, initializer
@@ -123,7 +124,7 @@ def falcon_h1(
     rms_norm_epsilon: float = 1e-5,
     mamba_norm: str | None = None,
     rope_theta: float = 10000.0,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     embedding_multiplier: float = 1.0,
     lm_head_multiplier: float = 1.0,
     key_multiplier: float = 1.0,

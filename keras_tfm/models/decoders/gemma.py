@@ -8,6 +8,7 @@ from typing import Any
 
 from keras_tfm.arguments import check_positive
 from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock, gelu_tanh
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
 from keras_tfm.models.identity import builder
@@ -72,7 +73,7 @@ def gemma(
     post_norm: bool = False,
     query_key_norm: bool = False,
     rope_theta: float = 10000.0,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     local_rope_theta: float | None = None,
     windows: int | Sequence[int | None] | None = None,
     query_pre_attention_scalar: float | None = None,

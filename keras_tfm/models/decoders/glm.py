@@ -1,8 +1,7 @@
 """GLM-4 (arXiv:2406.12793), GLM-Edge and GLM-4-0414."""
 
-from typing import Any
-
 from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
 from keras_tfm.models.identity import builder
@@ -33,7 +32,7 @@ def glm(
     rms_norm_epsilon: float = 1e-5,
     rope_theta: float = 10000.0,
     rotary_dim: int | None = None,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     post_norm: bool = False,
     attention_bias: bool = True,
     attention_dropout: float = 0.0,

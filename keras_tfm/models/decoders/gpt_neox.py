@@ -23,6 +23,7 @@ from keras_tfm.layers import (
     squared_relu,
 )
 from keras_tfm.layers.base_layer import RematerializedLayer
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Tensor
 from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
 from keras_tfm.models.identity import builder, check_model_type
@@ -190,7 +191,7 @@ def gpt_neox(
     layer_norm_epsilon: float = 1e-5,
     rope_theta: float = 10000.0,
     rotary_dim: int | None = None,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     interleaved: bool = False,
     alibi: bool = False,
     windows: int | Sequence[int | None] | None = None,

@@ -1,9 +1,8 @@
 """Granite 3 (https://github.com/ibm-granite/granite-3.1-language-models)."""
 
-from typing import Any
-
 from keras_tfm.arguments import check_positive
 from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
 from keras_tfm.models.identity import builder
@@ -32,7 +31,7 @@ def granite(
     activation: Activation = "silu",
     rms_norm_epsilon: float = 1e-6,
     rope_theta: float = 10000.0,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     embedding_multiplier: float = 1.0,
     attention_multiplier: float = 1.0,
     residual_multiplier: float = 1.0,

@@ -1,10 +1,10 @@
 """Granite 4.0, dense and hybrid (https://github.com/ibm-granite/granite-4.0-language-models)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from keras_tfm.arguments import check_positive
 from keras_tfm.layers import Mamba2, Residual, RotaryEmbedding, TransformerDecoderBlock
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, each_flag, initializer
 from keras_tfm.models.identity import builder
@@ -49,7 +49,7 @@ def granite4(
     rms_norm_epsilon: float = 1e-6,
     rotary: bool = False,
     rope_theta: float = 10000.0,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     embedding_multiplier: float = 1.0,
     attention_multiplier: float = 1.0,
     residual_multiplier: float = 1.0,

@@ -1,7 +1,6 @@
 """LFM2 and LFM2.5 (arXiv:2511.23404), and LFM3."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from keras_tfm.arguments import check_positive
 from keras_tfm.layers import (
@@ -11,6 +10,7 @@ from keras_tfm.layers import (
     ShortConvolution,
     TransformerDecoderBlock,
 )
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, each_flag, initializer
 from keras_tfm.models.identity import builder
@@ -61,7 +61,7 @@ def lfm2(
     post_norm: bool = False,
     attention_gate: bool = False,
     rope_theta: float = 1000000.0,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     local_rope_theta: float | None = None,
     attention_bias: bool = False,
     attention_dropout: float = 0.0,

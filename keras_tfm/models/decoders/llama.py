@@ -1,9 +1,9 @@
 """Llama (arXiv:2302.13971, 2407.21783) and relatives: Mistral, Qwen, ERNIE, Arcee, EuroBERT ..."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock, YaRNScaling
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
 from keras_tfm.models.identity import builder, check_model_type
@@ -77,7 +77,7 @@ def llama(
     activation: Activation = "silu",
     rms_norm_epsilon: float = 1e-5,
     rope_theta: float = 10000.0,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     interleaved: bool = False,
     query_beta: float | None = None,
     windows: int | Sequence[int | None] | None = None,

@@ -5,6 +5,7 @@ from typing import Any
 
 from keras_tfm.arguments import check_positive
 from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
 from keras_tfm.models.identity import builder
@@ -57,7 +58,7 @@ def olmo2(
     activation: Activation = "silu",
     rms_norm_epsilon: float = 1e-6,
     rope_theta: float = 500000.0,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     local_rope_theta: float | None = None,
     windows: int | Sequence[int | None] | None = None,
     global_rotary: bool = True,

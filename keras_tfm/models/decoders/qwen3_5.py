@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_tfm.layers import GatedDeltaNet, Residual, RotaryEmbedding, TransformerDecoderBlock
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, each_flag, initializer
 from keras_tfm.models.identity import builder
@@ -51,7 +52,7 @@ def qwen3_5(
     activation: Activation = "silu",
     rms_norm_epsilon: float = 1e-6,
     rope_theta: float = 10000000.0,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     attention_bias: bool = False,
     attention_dropout: float = 0.0,
     tie_output: bool = False,

@@ -1,9 +1,9 @@
 """SmolLM3 (https://huggingface.co/blog/smollm3)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, each_flag
 from keras_tfm.models.identity import builder
@@ -30,7 +30,7 @@ def smollm3(
     activation: Activation = "silu",
     rms_norm_epsilon: float = 1e-6,
     rope_theta: float = 2000000.0,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     rotary: Sequence[bool] | None = None,
     windows: int | Sequence[int | None] | None = None,
     attention_bias: bool = False,

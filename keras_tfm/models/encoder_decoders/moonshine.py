@@ -20,6 +20,7 @@ from keras_tfm.layers import (
 )
 from keras_tfm.layers.audio.audio_layer import AudioLayer
 from keras_tfm.layers.audio.padding import normalize_windows, windows_of_audio
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Size, Tensor
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
@@ -57,7 +58,7 @@ def moonshine(
     decoder_activation: Activation = "silu",
     rope_theta: float = 10000.0,
     rotary_dim: int | None = None,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     attention_dropout: float = 0.0,
     max_length: int = 194,
     pad_id: int | None = None,

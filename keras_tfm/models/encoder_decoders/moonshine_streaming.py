@@ -25,6 +25,7 @@ from keras_tfm.layers import (
 from keras_tfm.layers.audio.audio_layer import AudioLayer
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.decoding.source_scope import SourceScope
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Size, Tensor
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
@@ -62,7 +63,7 @@ def moonshine_streaming(
     frame_length: int = 80,
     rope_theta: float = 10000.0,
     rotary_dim: int | None = None,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     encoder_attention_bias: bool = False,
     attention_bias: bool = False,
     attention_dropout: float = 0.0,

@@ -21,6 +21,7 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
     gelu_tanh,
 )
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType, Tensor, Window
 from keras_tfm.models.decoders.causal_decoder import each_window, initializer
 from keras_tfm.models.identity import Marker, builder
@@ -140,7 +141,7 @@ def t5gemma(
     activation: Activation = gelu_tanh,
     rms_norm_epsilon: float = 1e-6,
     rope_theta: float = 10000.0,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     windows: int | Sequence[int | None] | None = None,
     decoder_windows: int | Sequence[int | None] | None = None,
     query_pre_attention_scalar: float | None = None,

@@ -16,6 +16,7 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
     gelu_tanh,
 )
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType, Window
 from keras_tfm.models.decoders.causal_decoder import each_window, initializer
 from keras_tfm.models.encoder_decoders.t5gemma import GemmaStack
@@ -59,7 +60,7 @@ def t5gemma2(
     activation: Activation = gelu_tanh,
     rms_norm_epsilon: float = 1e-6,
     rope_theta: float = 1e6,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     local_rope_theta: float = 10000.0,
     windows: int | Sequence[int | None] | None = None,
     decoder_windows: int | Sequence[int | None] | None = None,

@@ -1,9 +1,9 @@
 """NomicBERT, the encoder of nomic-embed-text (arXiv:2402.01613), and GTE (arXiv:2407.19669)."""
 
 from collections.abc import Collection
-from typing import Any
 
 from keras_tfm.layers import FeedForward, RotaryEmbedding, TransformerEncoderBlock
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder, initializer
 from keras_tfm.models.identity import Marker, builder
@@ -37,7 +37,7 @@ def nomic_bert(
     feed_forward_bias: bool | Collection[str] = False,
     layer_norm_epsilon: float = 1e-12,
     rope_theta: float = 1000.0,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     max_length: int = 2048,
     num_segments: int = 2,
     segments: bool = True,

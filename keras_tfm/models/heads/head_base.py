@@ -54,7 +54,7 @@ class HeadBase:
         )
         self.dtype = marker.dtype_policy if dtype is None else dtype
 
-    def argument(self, name: str, given: Any, default: Any) -> Any:
+    def argument(self, name: str, given: object, default: object) -> Any:
         """The argument given to the head, else the model's, else a default."""
         return self._arguments.get(name, default) if given is None else given
 

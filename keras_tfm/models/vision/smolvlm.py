@@ -15,6 +15,7 @@ from keras_tfm.layers import (
     RotaryEmbedding,
     gelu_tanh,
 )
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Tensor
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, initializer
 from keras_tfm.models.identity import builder
@@ -58,7 +59,7 @@ def smolvlm(
     activation: Activation = "silu",
     rms_norm_epsilon: float = 1e-5,
     rope_theta: float = 100000.0,
-    rope_scaling: Any = None,
+    rope_scaling: RotaryScaling | None = None,
     attention_bias: bool | Collection[str] = False,
     feed_forward_bias: bool = False,
     attention_dropout: float = 0.0,
