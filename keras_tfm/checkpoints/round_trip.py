@@ -20,8 +20,20 @@ from keras_tfm.models import Model
 TOLERANCE = 1e-4
 
 
-def check_equal(model: Model, again: Model) -> None:
-    """Raises a ValueError unless both models give the same outputs for random inputs."""
+# Why a model that was loaded from its own files gives other outputs.
+_CAUSE = (
+    "so it was changed after it was built, as by calibrate, or has an option that transformers "
+    "does not support"
+)
+
+
+def check_equal(model: Model, again: Model, cause: str = _CAUSE) -> None:
+    """Raises a ValueError unless both models give the same outputs for random inputs.
+
+    Args:
+        model, again: the two models.
+        cause: str, the end of the message, what other outputs come from.
+    """
     rng = np.random.default_rng(0)
     given = model.arguments
     arrays = _images(given, rng) if "image_size" in given else {}
@@ -52,8 +64,7 @@ def check_equal(model: Model, again: Model) -> None:
         if not difference <= TOLERANCE * max(1.0, float(np.abs(a).max())):
             raise ValueError(
                 f"{model.name} cannot be saved: after loading, its outputs differ by "
-                f"{difference:.2g}, so it was changed after it was built, as by calibrate, or has "
-                "an option that transformers does not support"
+                f"{difference:.2g}, {cause}"
             )
 
 

@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ OTHER_MODULES = (
     *("deit", "depth_anything", "detr", "dinov2", "dinov2_with_registers", "gte", "nomic_bert"),
     *("siglip_text_model", "vit"),
 )
+# A name of a model for PEFT; other texts are paths.
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 # Of the largest change of a weight by an adapter: sums in another order.
 _TOLERANCE = 1e-4
 
@@ -50,7 +53,8 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
 
     PEFT reads the folder: `PeftModel.from_pretrained(base_model, folder)`; so does
     `load_huggingface(base, peft=folder)`. Weights beside the adapters that are trained, such as
-    those of a head, are saved whole, in PEFT's words `modules_to_save`. The tokenizer is not saved.
+    those of a head, are saved with all weights of their module, in PEFT's words `modules_to_save`.
+    The tokenizer is not saved.
 
     Args:
         model: `keras.Model` that `load_huggingface` loaded, or that has its weights, with the
@@ -62,7 +66,10 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
             "HuggingFaceTB/SmolLM2-135M", which is not read.
 
     Raises:
-        ValueError: the model has no adapters, or rounded weights beside them; or is of another kind
+        FileNotFoundError: `base` is the path of a folder that does not exist.
+        FileExistsError: the folder has a model, such as the base.
+        ValueError: the model has no adapters, or rounded weights beside them, or a bias that is
+            trained beside an adapter; or is of another kind
             than `save_huggingface` can save, or of one whose modules in `transformers` have other
             names than its tensors, such as ViT and GTE; or an adapter is not of low rank in the
             tensors of `transformers`; or the base with the adapters gives other outputs than the
@@ -83,7 +90,15 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
     ...     sorted(path.name for path in pathlib.Path(folder, "adapters").iterdir())
     ['adapter_config.json', 'adapter_model.safetensors']
     """
-    folder, base = Path(folder), str(base)
+    folder = Path(folder)
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"expected a keras.Model, got {type(model).__name__}")
+    base = _checked_base(base)
+    if (folder / "config.json").is_file():
+        raise FileExistsError(
+            f"cannot write adapters to {folder}: it has a model (config.json), which would no "
+            "longer be loaded without them"
+        )
     if is_quantized(model) or quantization_of(model) is not None:
         raise ValueError(
             f"{model.name} has rounded weights beside its adapters: save_huggingface merges them"
@@ -112,20 +127,14 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
             module = name.removesuffix(".weight")
             modules[module] = int(layer.lora_rank), float(layer.lora_alpha)
             tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
-    whole = set[str]()
-    for weight in model.trainable_weights:
-        if id(weight) in own or weight.path not in entries:
-            continue
-        entry = entries[weight.path]
-        value = ops.convert_to_numpy(ops.cast(weight, "float32"))
-        parts = entry.save(value)
-        if entry.head:  # under second names, too, such as those of a bias
-            aliases = family.names.aliases.items()
-            parts |= {alias: parts[name] for alias, name in aliases if name in parts}
-        for name, part in parts.items():
-            full = family.names.in_module(name if entry.head else prefix + name)
-            tensors[full] = part
-            whole.add(full.split(".")[0] if entry.head else full.rpartition(".")[0])
+    parts, whole = _whole(model, merged, family, own)
+    both = sorted(x for x in modules if any(f"{x}.".startswith(f"{y}.") for y in whole))
+    if both:
+        raise ValueError(
+            f"{model.name}: {both} have an adapter and another weight that is trained, such as a "
+            "bias, which PEFT does not save together: save_huggingface merges them"
+        )
+    tensors |= parts
     fields = _fields(merged, modules, sorted(whole), base)
     fields["fan_in_fan_out"] = any(
         re.fullmatch(family.names.transposed, f"{x.removeprefix(prefix)}.weight") for x in modules
@@ -143,11 +152,79 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
                 for x in (*family.not_saved, "segments")
                 if x in known and x in merged.arguments
             }
-            check_equal(merged, load_huggingface(base, architecture, peft=new, **options))
+            cause = f"so {base} is not what the adapters were trained on"
+            try:
+                again = load_huggingface(base, architecture, peft=new, **options)
+            except ValueError as error:
+                text = str(error).replace(str(new), str(folder))
+                raise ValueError(f"{model.name} cannot be saved: {text}: {cause}") from None
+            check_equal(merged, again, f"{cause}, or another weight was changed, too")
         for name in (FILES[0], CONFIG):
             atomic_files.flush(new / name)
         for name in (FILES[0], CONFIG):
             atomic_files.replace(new / name, folder / name)
+
+
+def _checked_base(base: str | Path) -> str:
+    """The folder of the base model, or its name for PEFT; raises if it is neither."""
+    if not isinstance(base, str | Path):
+        raise TypeError(f"base must be a folder or a name, got {base!r}")
+    is_name = isinstance(base, str) and _NAME.fullmatch(base) and not Path(base).exists()
+    if not is_name and (not str(base) or not Path(base).is_dir()):
+        raise FileNotFoundError(
+            "base must be a folder of transformers, or the name of a model such as "
+            f"'HuggingFaceTB/SmolLM2-135M', got {str(base)!r}"
+        )
+    return str(base)
+
+
+def _whole(
+    model: keras.Model, merged: Model, family: Family, own: Container[int]
+) -> tuple[dict[str, np.ndarray], set[str]]:
+    """The tensors of modules with a weight that is trained beside the adapters, and the modules.
+
+    PEFT expects all tensors of such a module, also those that are not trained, and a table that is
+    the output's, too, under both names.
+
+    Args:
+        model, merged: the model, and that with its adapters merged.
+        family: of the model.
+        own: the ids of the weights of adapters.
+    """
+    entries = list(family.entries(merged))
+    trained = {x.path for x in model.trainable_weights if id(x) not in own}
+    prefix = family.prefix_of(family.architecture_of(merged))
+    output = merged.head is not None and "language" in merged.head.kind
+
+    def named(table: str, is_head: bool) -> tuple[str, str]:
+        """The name of a tensor, and its module; a head is one."""
+        name = family.names.in_module(table if is_head else prefix + table)
+        return name, name.split(".")[0] if is_head else name.rpartition(".")[0]
+
+    # By the name in the table: the entry, which of its tensors, and the names.
+    sources = {
+        table: (entry, i, *named(table, entry.head))
+        for entry in entries
+        for i, table in enumerate(entry.tensors)
+    }
+    whole = {module for entry, _, _, module in sources.values() if entry.weight.path in trained}
+    for alias, table in family.names.aliases.items():
+        while table not in sources and table in family.names.aliases:
+            table = family.names.aliases[table]
+        if alias in sources or table not in sources:
+            continue
+        is_head = "embed_tokens" not in alias
+        entry, i, _, module = sources[table]
+        name, second = named(alias, is_head)
+        sources[alias] = entry, i, name, second
+        if module in whole and (output or not is_head):
+            whole.add(second)
+    tensors = {}
+    for entry, i, name, module in sources.values():
+        if module in whole:
+            value = ops.convert_to_numpy(ops.cast(entry.weight, "float32"))
+            tensors[name] = entry.save(value)[entry.tensors[i]]
+    return tensors, whole
 
 
 def _factors(entry: Entry, layer: Any, family: Family) -> dict[str, tuple[np.ndarray, np.ndarray]]:

