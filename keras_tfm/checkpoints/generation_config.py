@@ -102,6 +102,8 @@ def end_ids(value: object, peft: str | Path | None) -> Any:
     """
     if peft is None:
         return value
+    if not Path(peft).is_dir():
+        raise FileNotFoundError(f"peft must be a folder of adapters, got {str(peft)!r}")
     settings = TokenizerSettings(Path(peft))
     text = settings.special_tokens(settings.tokenizer_class).get("eos_token")
     if text is None:

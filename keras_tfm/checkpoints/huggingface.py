@@ -258,7 +258,7 @@ def _name_model_type(config: Config, architecture: str | None = None) -> Config:
     fields, classes = config.fields, config.fields.get("architectures")
     classes = [x for x in classes if isinstance(x, str)] if isinstance(classes, list) else []
     found = fields.get("model_type")
-    if found in _OTHER_NAMES:
+    if isinstance(found, str) and found in _OTHER_NAMES:
         name, old, new = _OTHER_NAMES[found]
         classes = [new + x.removeprefix(old) if x.startswith(old) else x for x in classes]
         more = {"architectures": classes} if classes else {}

@@ -378,6 +378,7 @@ def test_another_head_takes_what_was_learnt():
         ("bert_sequence", {"id2label": []}),
         ("bert_model", {"model_type": "xlnet"}),
         ("bert_model", {"vision_config": {"model_type": "siglip_vision_model"}}),
+        ("gpt2", {"model_type": ["gpt2"]}),
         ("gpt2", {"audio_config": {}}),
         ("gpt2", {"mm_vision_tower": "openai/clip-vit-large-patch14"}),
         ("t5", {"text_config": {"model_type": "llama"}}),

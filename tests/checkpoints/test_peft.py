@@ -394,6 +394,11 @@ def test_the_end_token_of_the_adapters_ends_a_text(token, base_ids, expected, tm
         assert taken["end_id"] == (expected if isinstance(expected, list) else [expected])
 
 
+def test_no_folder_of_adapters(tmp_path):
+    with pytest.raises(FileNotFoundError, match="peft must be a folder of adapters, got '.*typo'"):
+        load_generation_config(FOLDERS / "llama/base", peft=tmp_path / "typo")
+
+
 # Folders of sentence-transformers
 
 TEXTS = ["w1 w2 w3", "w4 w5"]
