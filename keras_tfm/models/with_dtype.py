@@ -89,12 +89,23 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
             new.assign(keras.ops.copy(keras.ops.cast(old, new.dtype)))
         for layer, new in adapted:
             name = "kernel" if hasattr(layer, "kernel") else "embeddings"
-            variable = getattr(new, name)  # W + alpha / r A B
-            variable.assign(keras.ops.cast(getattr(layer, name), variable.dtype))
+            variable = getattr(new, name)
+            variable.assign(keras.ops.cast(_merged(layer, name), variable.dtype))
     state = saved_quantization(model)
     if state is not None:
         set_quantization(copy, state.copy(copy))
     return copy
+
+
+def _merged(layer: keras.Layer, name: str) -> Any:
+    """W + alpha / r A B, which Keras's getter rounds to the dtype that the layer computes in."""
+    weight = next(x for x in layer.variables if x.name == name)
+    wide = keras.backend.result_type(weight.dtype, "float32")
+    weight, a, b = (
+        keras.ops.cast(x, wide)
+        for x in (weight, getattr(layer, f"lora_{name}_a"), getattr(layer, f"lora_{name}_b"))
+    )
+    return weight + layer.lora_alpha / layer.lora_rank * keras.ops.matmul(a, b)
 
 
 def recreate(

@@ -395,7 +395,7 @@ def test_the_end_token_of_the_adapters_ends_a_text(token, base_ids, expected, tm
 
 
 def test_no_folder_of_adapters(tmp_path):
-    with pytest.raises(FileNotFoundError, match="peft must be a folder of adapters, got '.*typo'"):
+    with pytest.raises(FileNotFoundError, match=r"peft must be a folder .*, got '.*typo'"):
         load_generation_config(FOLDERS / "llama/base", peft=tmp_path / "typo")
 
 

@@ -141,6 +141,20 @@ def test_modules_are_whole_and_a_tied_table_has_both_names(tmp_path):
     assert_close(to_numpy(again(IDS)), to_numpy(model(IDS)), 1e-5)
 
 
+def test_adapters_that_were_trained_in_mixed_precision(tmp_path):
+    """What is saved, merged or apart, is not rounded to the dtype that the layers compute in."""
+    base = save("gpt2, GPT2LMHeadModel", tmp_path / "base")
+    model = models.with_dtype(base, "mixed_bfloat16")
+    train(model)
+    checkpoints.save_peft(model, tmp_path / "adapters", tmp_path / "base")
+    models.enable_lora(base, rank=2, alpha=6)
+    for weight, trained in zip(base.weights, model.weights, strict=True):
+        weight.assign(trained)
+    again = checkpoints.load_huggingface(tmp_path / "base", peft=tmp_path / "adapters")
+    assert_close(to_numpy(again(IDS)), to_numpy(base(IDS)), 1e-5)
+    assert_close(to_numpy(models.with_dtype(model, "float32")(IDS)), to_numpy(base(IDS)), 1e-5)
+
+
 def test_a_trained_bias_beside_an_adapter_is_refused(tmp_path):
     model = models.gpt(31, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=7)
     models.enable_lora(model, rank=2, names=["output_projection"])
