@@ -196,14 +196,14 @@ def _whole(
     prefix = family.prefix_of(family.architecture_of(merged))
     output = merged.head is not None and "language" in merged.head.kind
 
-    def named(table: str, is_head: bool) -> tuple[str, str]:
+    def names_of(table: str, is_head: bool) -> tuple[str, str]:
         """The name of a tensor, and its module; a head is one."""
         name = family.names.in_module(table if is_head else prefix + table)
         return name, name.split(".")[0] if is_head else name.rpartition(".")[0]
 
     # By the name in the table: the entry, which of its tensors, and the names.
     sources = {
-        table: (entry, i, *named(table, entry.head))
+        table: (entry, i, *names_of(table, entry.head))
         for entry in entries
         for i, table in enumerate(entry.tensors)
     }
@@ -215,7 +215,7 @@ def _whole(
             continue
         is_head = "embed_tokens" not in alias
         entry, i, _, module = sources[table]
-        name, second = named(alias, is_head)
+        name, second = names_of(alias, is_head)
         sources[alias] = entry, i, name, second
         if module in whole and (output or not is_head):
             whole.add(second)

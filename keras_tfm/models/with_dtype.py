@@ -90,14 +90,14 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
         for layer, new in adapted:
             name = "kernel" if hasattr(layer, "kernel") else "embeddings"
             variable = getattr(new, name)
-            variable.assign(keras.ops.cast(_merged(layer, name), variable.dtype))
+            variable.assign(keras.ops.cast(_merge(layer, name), variable.dtype))
     state = saved_quantization(model)
     if state is not None:
         set_quantization(copy, state.copy(copy))
     return copy
 
 
-def _merged(layer: keras.Layer, name: str) -> Any:
+def _merge(layer: keras.Layer, name: str) -> Any:
     """W + alpha / r A B, which Keras's getter rounds to the dtype that the layer computes in."""
     weight = next(x for x in layer.variables if x.name == name)
     wide = keras.backend.result_type(weight.dtype, "float32")
