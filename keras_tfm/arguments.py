@@ -50,6 +50,14 @@ def check_not_negative(name: str, value: Any) -> None:
         raise ValueError(f"{name} must not be negative, got {value}")
 
 
+def check_numbers(name: str, values: Any, count: int) -> None:
+    """Raises unless `values` is a list or tuple of `count` finite numbers."""
+    if not isinstance(values, list | tuple) or len(values) != count:
+        raise ValueError(f"{name} must have {count} numbers, got {values!r}")
+    for value in values:
+        check_number(name, value)
+
+
 def check_rate(name: str, value: Any, optional: bool = False) -> None:
     """Raises unless `value` is a dropout rate, within 0 and 1, or None if `optional`."""
     check_number(name, value, optional)

@@ -89,8 +89,11 @@ OPTIONS = {
         "feed_forward_bias": True, "time_step_limit": (0.3, 0.9), "tie_output": True,
         "mamba_norm": "before_gate", "mamba_heads": 3, "num_groups": 1, "activation": "gelu",
     },
-    "falcon_h1, no norm, a bias of the output": {
-        "mamba_norm": None, "mamba_bias": ["output_projection"],
+    "falcon_h1, no norm, a bias of the output, negative and integer factors": {
+        "mamba_norm": None, "mamba_bias": ["output_projection"], "embedding_multiplier": 3,
+        "lm_head_multiplier": 1, "key_multiplier": -0.7, "attention_in_multiplier": -1,
+        "ssm_out_multiplier": -0.5, "ssm_multipliers": [1, -2, 0, 1, 1], "mlp_multipliers": [2, -1],
+        "time_step_limit": (0, 1),
     },
     "glm, whole heads, no biases, tied": {
         "rotary_dim": None, "attention_bias": False, "tie_output": True,

@@ -143,6 +143,28 @@ def test_import(run, tmp_path):
     assert (tmp_path / "bert.keras").read_bytes() == before
 
 
+def test_import_replaces_no_file_of_another_import(run, tmp_path, monkeypatch):
+    """Two at once: the one that ends last, too."""
+    pytest.importorskip("safetensors")
+    path, save = tmp_path / "bert.keras", keras.Model.save
+
+    def save_after_another(model, new):
+        path.write_bytes(b"the other")
+        save(model, new)
+
+    monkeypatch.setattr(keras.Model, "save", save_after_another)
+    code, out, err = run("import", HUGGING_FACE / "bert_sequence", path)
+    assert (code, out) == (1, "") and "bert.keras exists; --force replaces it" in err
+    assert path.read_bytes() == b"the other" and [*tmp_path.iterdir()] == [path]
+
+
+def test_import_does_not_load_a_model_that_it_cannot_write(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode, **_: mode != os.W_OK)
+    monkeypatch.setattr("keras_tfm.cli.import_command.load_model", None)
+    code, out, err = run("import", HUGGING_FACE / "bert_sequence", tmp_path / "bert.keras")
+    assert (code, out) == (1, "") and "is not writable" in err
+
+
 def test_verify(run, model_path, file_path, tmp_path):
     code, out, _ = run("verify", model_path, file_path, "--json")
     assert code == 0

@@ -94,14 +94,16 @@ class Config:
             self.refuse(name, value, f"an id from 0 to {size - 1}, or a list of them")
         return value
 
-    def number(self, name: str, default: Number, maximum: float = math.inf) -> float | Number:
-        """Reads a number of at least 0; None as in `integer`."""
+    def number(
+        self, name: str, default: Number, maximum: float = math.inf, minimum: float = 0
+    ) -> float | Number:
+        """Reads a number; None as in `integer`."""
         value = self._value(name, default)
         if value is None and default is None:
             return None
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 <= value <= maximum or not math.isfinite(value):
-            self.refuse(name, value, f"a number from 0 to {maximum}")
+        if not number or not minimum <= value <= maximum or not math.isfinite(value):
+            self.refuse(name, value, f"a number from {minimum} to {maximum}")
         return value
 
     def size(self, name: str, default: int) -> int | tuple[int, int]:

@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 from typing import Annotated
 
-from keras_tfm.atomic_files import replacement
+from keras_tfm.atomic_files import check_target, replacement
 from keras_tfm.cli.console import AsJson, app, typer, work
 from keras_tfm.cli.model_loading import Architecture, Peft, is_checkpoint, load_model
 from keras_tfm.model_types import names_of
@@ -36,12 +36,7 @@ def import_(
     """Converts a folder with its weights to a .keras file. Downloads nothing."""
     if output.suffix != ".keras":
         raise typer.BadParameter(f"must end in .keras, got {output}", param_hint="'OUTPUT'")
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"no such folder: {output.parent}")
-    if output.exists() and not (force and output.is_file()):
-        raise FileExistsError(
-            f"{output} exists" + ("; --force replaces it" if output.is_file() else "")
-        )
+    _check_output(output, force)
     if not folder.exists() or not is_checkpoint(folder):
         if folder.exists():
             raise ValueError(f"{folder} must be a folder or a .gguf file")
@@ -49,10 +44,21 @@ def import_(
     model = load_model(folder, None, architecture=architecture, segments=segments, peft=peft)
     with work(f"saving {output}"), replacement(output) as new:
         model.save(new)
+        _check_output(output, force)  # another import may have written it meanwhile
     inputs = list(model.input) if isinstance(model.input, dict) else [model.inputs[0].name]
     result = {"path": str(output), "parameters": model.count_params(), "inputs": inputs}
     shown = f"{output}: {model.count_params():,} parameters, inputs {', '.join(inputs)}"
     print(json.dumps(result, indent=2) if as_json else shown, flush=True)
+
+
+def _check_output(output: Path, force: bool) -> None:
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"no such folder: {output.parent}")
+    if output.exists() and not (force and output.is_file()):
+        raise FileExistsError(
+            f"{output} exists" + ("; --force replaces it" if output.is_file() else "")
+        )
+    check_target(output)
 
 
 def _model_types() -> str:

@@ -10,9 +10,11 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from types import NoneType
+from typing import Any, ParamSpec, TypeVar, get_args
 
 import keras
+import numpy as np
 
 from keras_tfm.keras_internals import nodes_in_order, producer
 from keras_tfm.layers.types import Arguments, Config, Shape, Tensor
@@ -218,13 +220,18 @@ def _recorder(
     function: Callable[P, R], roles: Sequence[str], ignored: Sequence[str]
 ) -> Callable[P, R]:
     signature = inspect.signature(function)
+    numbers = {key for key, x in signature.parameters.items() if _is_float(x.annotation)}
 
     @functools.wraps(function)
     def build(*args: P.args, **kwargs: P.kwargs) -> R:
         model = function(*args, **kwargs)
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
-        given = {key: x for key, x in call.arguments.items() if key not in ignored}
+        given = {
+            key: _as_floats(x) if key in numbers else x
+            for key, x in call.arguments.items()
+            if key not in ignored
+        }
         for marker in (x for role in roles for x in markers(model, role)):
             if marker.origin.function is None:
                 arguments = {**recordable(given), **marker.origin.arguments}
@@ -234,10 +241,25 @@ def _recorder(
     return build
 
 
+def _is_float(annotation: Any) -> bool:
+    """Whether an annotation is one of floats, such as `float | None` or `Sequence[float]`."""
+    parts = [x for x in get_args(annotation) if x is not NoneType]
+    return all(map(_is_float, parts)) if parts else annotation is float
+
+
+def _as_floats(value: Any) -> Any:
+    """Integers as floats: `transformers` refuses an integer in many fields of `config.json`."""
+    if isinstance(value, list | tuple):
+        return [_as_floats(x) for x in value]
+    return value if value is None else float(value)
+
+
 def recordable(value: Any) -> Any:
-    """The same value with lists in place of tuples, as in a file: JSON has no tuples."""
+    """The same value as in a file: JSON has no tuples, and no numbers of NumPy."""
     if isinstance(value, Mapping):
         return {key: recordable(x) for key, x in value.items()}
+    if isinstance(value, np.generic):
+        return value.item()
     return [recordable(x) for x in value] if isinstance(value, list | tuple) else value
 
 

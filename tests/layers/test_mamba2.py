@@ -246,7 +246,7 @@ def test_the_state_of_long_rows_is_in_float32(policy):
         (
             lambda: Mamba2(2, 3, 5, projection_scales=[1.0]),
             ValueError,
-            r"projection_scales must have five numbers, got \[1.0\]",
+            r"projection_scales must have 5 numbers, got \[1.0\]",
         ),
         (
             lambda: Mamba2(2, 3, 5, use_bias=["output"]),

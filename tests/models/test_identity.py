@@ -301,3 +301,27 @@ def test_a_builder_is_still_the_function_that_was_written():
     assert (model.arguments["pad_id"], model.arguments["start_id"]) == (10, 10)
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
         models.marian()
+
+
+def test_arguments_are_recorded_with_the_types_of_their_fields():
+    """An integer of a float argument as a float: `transformers` refuses it in some fields."""
+    model = models.falcon_h1(
+        11, **SMALL, mamba_heads=2, mamba_head_dim=4, state_dim=3, rope_theta=100,
+        pad_id=np.int64(0), key_multiplier=np.float32(0.5),
+        mlp_multipliers=(2, np.float32(0.5)), time_step_limit=(0, 1),
+    )  # fmt: skip
+    given = model.arguments
+    for name in ("rope_theta", "key_multiplier"):
+        assert type(given[name]) is float
+    for name in ("mlp_multipliers", "time_step_limit"):
+        assert [type(x) for x in given[name]] == [float, float]
+    assert type(given["pad_id"]) is int
+    assert (given["num_key_value_heads"], given["rope_theta"]) == (None, 100.0)
+    assert json.loads(json.dumps(describe(model))) == describe(model)
+
+
+@pytest.mark.parametrize("name", ["ssm_multipliers", "mlp_multipliers"])
+@pytest.mark.parametrize("factors", [0.5, [1.0], [1.0, "a", 1.0, 1.0, 1.0], [1.0, "a"]])
+def test_wrong_lists_of_factors_are_named(name, factors):
+    with pytest.raises((TypeError, ValueError), match=f"^{name} must "):
+        models.falcon_h1(11, **SMALL, **{name: factors})

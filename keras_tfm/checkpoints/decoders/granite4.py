@@ -241,9 +241,9 @@ def _factors(config: Config, name: str, count: int) -> list[float]:
 
 def _falcon_h1_arguments(config: Config, named: Named) -> Arguments:
     arguments = llama.shared_arguments(config, named, _FALCON_DEFAULTS)
-    factors = {name: config.number(name, 1.0) for name in _FALCON_FACTORS}
-    if factors["lm_head_multiplier"] == 0:
-        config.refuse("lm_head_multiplier", 0, "a positive number")
+    factors = {name: config.number(name, 1.0, minimum=-math.inf) for name in _FALCON_FACTORS}
+    if factors["lm_head_multiplier"] <= 0:
+        config.refuse("lm_head_multiplier", factors["lm_head_multiplier"], "a positive number")
     expanded = config.integer("mamba_expand", 2) * arguments["dim"]  # if the field is null
     inner = config.integer("mamba_d_ssm", expanded if "mamba_d_ssm" in config.fields else 1024)
     missing = "mamba_norm_before_gate" not in config.fields  # null is false

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.arguments import check_integer, check_not_negative, check_number
+from keras_tfm.arguments import check_integer, check_not_negative, check_numbers
 from keras_tfm.layers.arguments import as_activation, biased_parts
 from keras_tfm.layers.base_layer import Projection
 from keras_tfm.layers.decoding.scope import current_scope
@@ -269,10 +269,7 @@ def _as_scales(scales: Any) -> list[float] | None:
     """The five factors, checked; None if all are 1."""
     if scales is None:
         return None
-    if not isinstance(scales, list | tuple) or len(scales) != 5:
-        raise ValueError(f"projection_scales must have five numbers, got {scales!r}")
-    for scale in scales:
-        check_number("projection_scales", scale)
+    check_numbers("projection_scales", scales, 5)
     return None if all(scale == 1 for scale in scales) else [float(scale) for scale in scales]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_tfm.arguments import check_number, check_positive
+from keras_tfm.arguments import check_number, check_numbers, check_positive
 from keras_tfm.layers import (
     Mamba2,
     MultiHeadSelfAttention,
@@ -59,8 +59,8 @@ class HybridMixer(TokenMixer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        for scale in (*attention_scales, *mamba2_scales):
-            check_number("attention_scales and mamba2_scales", scale)
+        check_numbers("attention_scales", attention_scales, 2)
+        check_numbers("mamba2_scales", mamba2_scales, 2)
         self.attention = _as_part("attention", attention, MultiHeadSelfAttention)
         self.mamba2 = _as_part("mamba2", mamba2, Mamba2)
         self.attention_scales = list(attention_scales)
@@ -197,8 +197,8 @@ def falcon_h1(
     """
     check_positive("lm_head_multiplier", lm_head_multiplier)
     check_number("key_multiplier", key_multiplier)
-    if len(mlp_multipliers) != 2:
-        raise ValueError(f"mlp_multipliers must have two numbers, got {mlp_multipliers}")
+    check_numbers("ssm_multipliers", ssm_multipliers, 5)
+    check_numbers("mlp_multipliers", mlp_multipliers, 2)
     gate_scale, output_scale = mlp_multipliers
     parts = RotaryDecoder(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
