@@ -132,6 +132,7 @@ OPTIONS = {
         "num_heads": 4, "num_key_value_heads": 2, "dim": 16, "rotary_dim": 4,
     },
     "falcon, as many keys": {"num_key_value_heads": None},
+    "ministral, no windows": {"windows": [None, None]},
     "bloom, untied, three heads": {"tie_output": False, "num_heads": 3},
     "gptj, whole heads, tied": {"rotary_dim": 6, "tie_output": True},
     "codegen, tied": {"tie_output": True},

@@ -19,7 +19,7 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     window_of,
 )
 from keras_tfm.checkpoints.decoders.gpt_neox import PLAIN, type_of
-from keras_tfm.checkpoints.decoders.llama import NAMES, shared_arguments, shared_fields
+from keras_tfm.checkpoints.decoders.llama import NAMES, OLD_PREFIX, shared_arguments, shared_fields
 from keras_tfm.checkpoints.decoders.llama import table as llama_table
 from keras_tfm.checkpoints.decoders.rope import (
     partial_rope_fields,
@@ -279,7 +279,11 @@ def _neox_family(model_type: str, name: str, classifies_tokens: bool) -> Family:
         arguments=partial(_neox_arguments, model_type=model_type),
         fields=partial(_neox_fields, model_type=model_type),
         architectures=architectures(
-            name, f"{name}ForCausalLM", f"{name}Model", classifies_tokens=classifies_tokens
+            name,
+            f"{name}ForCausalLM",
+            f"{name}Model",
+            classifies_tokens=classifies_tokens,
+            answers=OLD_PREFIX if model_type == "nemotron" else None,
         ),
         is_of=lambda model: type_of(model) == model_type,
         names=NAMES,

@@ -397,7 +397,11 @@ STARCODER2 = Family(
 # Of Falcon and BLOOM, whose tensors have one set of names.
 _WORDS = "word_embeddings.weight"
 _OLDER = {"n_embed": "hidden_size"}  # a name in older files
-_FALCON_NAMES = Names(prefix="transformer.", aliases={"lm_head.weight": _WORDS})
+_FALCON_NAMES = Names(
+    prefix="transformer.",
+    aliases={"lm_head.weight": _WORDS},
+    ignored=(r"h\.\d+\.self_attention\.scale_mask_softmax\.causal_mask",),  # older files of BLOOM
+)
 _falcon_table = partial(
     _table, layer="h.{i}", attention="self_attention", embedding=_WORDS, output="lm_head.weight",
     last_norm="ln_f",
@@ -480,7 +484,9 @@ FALCON = Family(
     table=_falcon_table,
     arguments=_falcon_arguments,
     fields=_falcon_fields,
-    architectures=architectures("Falcon", "FalconForCausalLM", "FalconModel"),
+    architectures=architectures(
+        "Falcon", "FalconForCausalLM", "FalconModel", True, "classifier", answers="transformer."
+    ),
     is_of=lambda model: type_of(model) == "falcon",
     names=_FALCON_NAMES,
     base="FalconModel",
@@ -544,7 +550,9 @@ BLOOM = Family(
     table=_falcon_table,
     arguments=_bloom_arguments,
     fields=_bloom_fields,
-    architectures=architectures("Bloom", "BloomForCausalLM", "BloomModel"),
+    architectures=architectures(
+        "Bloom", "BloomForCausalLM", "BloomModel", True, "classifier", answers="transformer."
+    ),
     is_of=lambda model: type_of(model) == "bloom",
     names=_FALCON_NAMES,
     base="BloomModel",
@@ -574,7 +582,7 @@ def _gptj_table(model: models.Model) -> tuple[Row, ...]:
         *norm("decoder_norm", "ln_f"),
         *dense("output", "lm_head", bias=False, head=True),
         Row("output_bias/bias", ("lm_head.bias",), head=True),
-        *dense("classifier", "score", bias=False, head=True),
+        *classifier_rows(model),
     )
 
 
@@ -643,7 +651,9 @@ def _gptj_family(model_type: str, name: str, classifier: str | None) -> Family:
             _gptj_arguments, model_type=None if model_type == "gptj" else model_type
         ),
         fields=_gptj_fields,
-        architectures=architectures(classifier, f"{name}ForCausalLM", f"{name}Model"),
+        architectures=architectures(
+            classifier, f"{name}ForCausalLM", f"{name}Model", answers=classifier and "transformer."
+        ),
         is_of=lambda model: type_of(model) == model_type,
         names=Names(
             prefix="transformer.",

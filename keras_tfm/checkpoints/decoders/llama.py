@@ -264,6 +264,8 @@ def _fields(model: models.Model, architecture: str, model_type: str) -> Fields:
     if not given["causal"]:
         fields["is_causal"] = False
     if model_type == "ministral":
+        # transformers makes the mask of a window, whether or not a block has one.
+        fields["sliding_window"] = window or _WINDOW
         fields["layer_types"] = [FULL if x is None else SLIDING for x in each]
     elif (window is not None and None in each) or _is_qwen(model):
         fields["layer_types"] = [FULL if x is None else SLIDING for x in each]
