@@ -91,6 +91,10 @@ NEO = {"attention_bias": ["output"], "scale_scores": False, "windows": [None, 3]
         ),
         (lambda: llama(gated=False, windows=3), "windows must be None to be saved as arcee"),
         (
+            lambda: llama(gated=False, attention_bias=["query"]),
+            "attention_bias must be True or False to be saved as arcee, got",
+        ),
+        (
             lambda: gpt_neox(gated=True, feed_forward_bias=False, attention_bias=False),
             "parallel must be False or 'one_residual' to be saved as stablelm, got True",
         ),

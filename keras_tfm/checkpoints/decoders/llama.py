@@ -237,7 +237,8 @@ def _fields(model: models.Model, architecture: str, model_type: str) -> Fields:
         check_saved(model, model_type, attention_bias=False)
     if model_type == "arcee":
         check_saved(
-            model, model_type, causal=True, interleaved=False, query_beta=None,
+            model, model_type, attention_bias=(True, False), causal=True, interleaved=False,
+            query_beta=None,
             query_key_norm=False, windows=None,
         )  # fmt: skip
     check_saved(model, model_type, gated=model_type != "arcee", model_type=None)
