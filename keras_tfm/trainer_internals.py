@@ -144,8 +144,9 @@ def keep_weights_after_errors(model_class: Any) -> type:
     def read_state(self: "keras.Model", purge_model_variables: bool = False, **parts: bool) -> Any:
         parent: Any = super(model_class, self)
         state = parent._get_jax_state(purge_model_variables=purge_model_variables, **parts)
-        if purge_model_variables:
-            self._jax_state = dict(zip((x for x in parts if parts[x]), state, strict=True))
+        # `train_on_batch` and its like leave the values in the variables until their step is over.
+        names = [x for x in parts if parts[x]]
+        self._jax_state = dict(zip(names, state, strict=True)) if purge_model_variables else None
         return state
 
     def make_steps(self: "keras.Model", step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
 """`keras.Model` on TensorFlow with fixes for `tf.distribute`; see `keras_tfm.Model`."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -39,7 +39,7 @@ class DistributedModel(keras.Model):
     gradient_accumulation_steps = 1
     _batch: Batch = None  # type: ignore[assignment]  # set by `compile`
     _data_ranks: tuple[int | None, ...] = ()
-    _traced: dict[str, tuple[object, ...]]
+    _functions: "_Functions"
 
     def compile(self, *args: Any, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
         """`keras.Model.compile` with `gradient_accumulation_steps`, the number of batch parts."""
@@ -69,7 +69,7 @@ class DistributedModel(keras.Model):
             leave_sums_to_the_model(self.optimizer)
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self._batch = Batch()
-        self._traced = {}
+        self._functions = _Functions()
         loss = trainer_internals.compiled_loss(self)
         if loss is not None:
             arguments = trainer_internals.loss_arguments(loss)
@@ -109,27 +109,43 @@ class DistributedModel(keras.Model):
         if optimizer is not None and not optimizer.built and self.built and all(built):
             with self.distribute_strategy.scope():
                 optimizer.build(self.trainable_variables)
-        trained = tuple(id(v) for v in self.trainable_variables)
-        if self._has_changed("train", trained):
-            self._check_optimizer()
-            force = True
-        super().make_train_function(force=force)
+        self._choose_function("train", super().make_train_function, force)
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes the function of an evaluation step."""
-        super().make_test_function(force=self._has_changed("test") or force)
+        self._choose_function("test", super().make_test_function, force)
 
-    def _has_changed(self, step: str, *facts: object) -> bool:
-        """Whether a step's function was made for data of other ranks, or other facts.
+    def _choose_function(self, step: str, make: Callable[..., object], force: bool) -> None:
+        """Chooses the function of a step, or makes it, for the ranks of the data and the weights.
 
-        For sample weights (B,) in one `fit` and (B, T) in the next, TensorFlow would trace the
+        For sample weights (B,) in one `fit` and (B, T) in the next, TensorFlow would trace a
         function again with tensors of unknown rank, which losses cannot take. After `trainable` has
         changed, or `models.enable_lora`, it would train the weights of before.
         """
-        now = (self._data_ranks, *facts)
-        before = self._traced.get(step, now)
-        self._traced[step] = now
-        return before != now
+        name, functions = f"{step}_function", self._functions
+        key = (step, self._data_ranks, self._trained() if step == "train" else ())
+        if getattr(self, name) is None or force:
+            functions.forget(step)
+        elif functions.current.get(step) == (*key[:2], None) and self._is_trained_by_optimizer():
+            functions.current[step] = key  # its first step has built the model
+            functions.of[key] = getattr(self, name)
+        if step == "train" and key not in functions.of:
+            self._check_optimizer()
+        if functions.current.get(step) != key:
+            setattr(self, name, functions.of.get(key))
+        make()
+        functions.of.setdefault(key, getattr(self, name))
+        functions.current[step] = key
+
+    def _trained(self) -> tuple[int, ...] | None:
+        """The identities of the weights that a step trains; None before the optimizer is built."""
+        built = getattr(innermost(self.optimizer), "built", True)
+        return tuple(id(v) for v in self.trainable_variables) if built else None
+
+    def _is_trained_by_optimizer(self) -> bool:
+        """Whether the optimizer was built for the weights that are trainable now."""
+        known = optimizer_internals.trained_variables(innermost(self.optimizer))
+        return tuple(map(id, known)) == self._trained()
 
     def _check_optimizer(self) -> None:
         """Raises if the optimizer cannot train the weights that are trainable now."""
@@ -343,7 +359,7 @@ class DistributedModel(keras.Model):
         """
         self.epoch_iterator = iterator
         data = data_batch if iterator is None else trainer_internals.element_spec(iterator)
-        self._data_ranks = tuple(_rank(x) for x in tree.flatten(data))
+        self._data_ranks = tuple(_rank(_tensor_spec(x)) for x in tree.flatten(data))
         strategy = trainer_internals.strategy_of(self)
         if strategy is None:
             return
@@ -381,6 +397,26 @@ class DistributedModel(keras.Model):
                 f"jit_compile must be False or 'auto' under {name}: XLA cannot compile the "
                 "exchange of gradients and counts between replicas"
             )
+
+
+class _Functions:
+    """The functions of the steps of a model; Keras would wrap a dictionary and save it.
+
+    A key is (name of the step, ranks of the data, identities of the trained weights).
+
+    Attributes:
+        of: dict, the function of each key.
+        current: dict, from the name of each step to the key of the model's function.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[tuple[Any, ...], Any] = {}
+        self.current: dict[str, tuple[Any, ...]] = {}
+
+    def forget(self, step: str) -> None:
+        """Forgets the functions of a step."""
+        self.of = {key: x for key, x in self.of.items() if key[0] != step}
+        self.current.pop(step, None)
 
 
 def _first(x: Tensors) -> Tensor:

@@ -66,15 +66,16 @@ else:
         def fit(self, *args: Any, **kwargs: Any) -> Any:
             """`keras.Model.fit`; afterwards, averaged weights have memory of their own on JAX.
 
-            Keras 3.15 leaves weights and their moving averages in the same buffers. The next `fit`
-            donates both, which JAX refuses, and the weights are lost.
+            Keras 3.15 leaves weights and their moving averages in the same buffers, also after an
+            error. The next `fit` donates both, which JAX refuses, and the weights are lost.
             """
-            history = super().fit(*args, **kwargs)
-            averages = getattr(innermost(self.optimizer), "use_ema", False)
-            if averages and keras.backend.backend() == "jax":
-                for variable in self.trainable_variables:
-                    variable.assign(keras.ops.copy(variable))
-            return history
+            try:
+                return super().fit(*args, **kwargs)
+            finally:
+                averages = getattr(innermost(self.optimizer), "use_ema", False)
+                if averages and keras.backend.backend() == "jax":
+                    for variable in self.trainable_variables:
+                        variable.assign(keras.ops.copy(variable))
 
         def weigh_mean(self, value: Tensor) -> Tensor:
             """A mean over rows; other backends have one replica."""

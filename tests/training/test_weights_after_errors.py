@@ -59,10 +59,33 @@ def test_of_a_callback():
     assert_it_goes_on(model, before)
 
 
-def trained(steps_per_execution=1):
+def test_steps_on_single_batches_before_and_after():
+    model = trained()
+    before = model.get_weights()
+    model.test_on_batch(X, X)
+    model.predict_on_batch(X)
+    with pytest.raises(Exception, match=r"shape|incompatible|[Dd]imension|size"):
+        model.train_on_batch(X, np.ones((6, 5)))
+    assert_it_goes_on(model, before)
+    model.train_on_batch(X, X)
+    after = model.get_weights()
+    model.test_on_batch(X, X)
+    model.predict_on_batch(X)
+    assert_it_goes_on(model, after)
+
+
+def test_of_averaged_weights():
+    model = trained(use_ema=True)
+    with pytest.raises(Exception, match="no such file"):
+        model.fit(Broken(1), verbose=0)
+    assert_it_goes_on(model, model.get_weights())
+
+
+def trained(steps_per_execution=1, use_ema=False):
     x = keras.Input((3,))
     model = keras_tfm.Model(x, keras.layers.Dense(3)(x))
-    model.compile(keras.optimizers.SGD(0.01), "mse", steps_per_execution=steps_per_execution)
+    optimizer = keras.optimizers.SGD(0.01, use_ema=use_ema)
+    model.compile(optimizer, "mse", steps_per_execution=steps_per_execution)
     model.fit(X, X, verbose=0)
     return model
 
