@@ -333,7 +333,7 @@ def test_a_transposition_too_many_of_a_square_matrix_fails(monkeypatch):
     weight = "decoder_{i}/self_attention/output_projection/kernel"
     table = tuple(
         dataclasses.replace(row, transform=Transposed()) if row.weight == weight else row
-        for row in family.table(None)
+        for row in family.table(load_huggingface(FOLDER / "gpt2"))
     )
     monkeypatch.setitem(
         huggingface.FAMILIES, "gpt2", dataclasses.replace(family, table=lambda model: table)

@@ -390,7 +390,7 @@ HYBRID = ("GraniteMoeHybridForCausalLM", GRANITE4)
         (HYBRID, {"num_local_experts": None}, "num_local_experts must be 0: sparse experts are no"),
         (HYBRID, {"layer_types": ["mamba"]}, "layer_types must be 3 of full_attention and linear"),
         (HYBRID, {"mamba_d_head": 5}, 'mamba_d_head must be "auto" or 4 for mamba_n_heads, got 5'),
-        (HYBRID, {"mamba_n_heads": 5}, "mamba_n_heads must be a divisor of mamba_expand"),
+        (HYBRID, {"mamba_n_heads": 5}, "mamba_n_heads must be a divisor of the inner width"),
         (HYBRID, {"time_step_limit": [0.5, 0.1]}, "time_step_limit must be the least and the larg"),
         (HYBRID, {"time_step_limit": 0.1}, "time_step_limit must be the least and the largest"),
     ],
