@@ -123,7 +123,7 @@ class DistributedModel(keras.Model):
         changed, or `models.enable_lora`, it would train the weights of before.
         """
         name, functions = f"{step}_function", self._functions
-        key = (step, self._data_ranks, self._trained() if step == "train" else ())
+        key = (step, self._data_ranks, self._weights_to_train() if step == "train" else ())
         if getattr(self, name) is None or force:
             functions.forget(step)
         elif functions.current.get(step) == (*key[:2], None) and self._is_trained_by_optimizer():
@@ -137,7 +137,7 @@ class DistributedModel(keras.Model):
         functions.of.setdefault(key, getattr(self, name))
         functions.current[step] = key
 
-    def _trained(self) -> tuple[int, ...] | None:
+    def _weights_to_train(self) -> tuple[int, ...] | None:
         """The identities of the weights that a step trains; None before the optimizer is built."""
         built = getattr(innermost(self.optimizer), "built", True)
         return tuple(id(v) for v in self.trainable_variables) if built else None
@@ -145,7 +145,7 @@ class DistributedModel(keras.Model):
     def _is_trained_by_optimizer(self) -> bool:
         """Whether the optimizer was built for the weights that are trainable now."""
         known = optimizer_internals.trained_variables(innermost(self.optimizer))
-        return tuple(map(id, known)) == self._trained()
+        return tuple(map(id, known)) == self._weights_to_train()
 
     def _check_optimizer(self) -> None:
         """Raises if the optimizer cannot train the weights that are trainable now."""
