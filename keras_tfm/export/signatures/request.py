@@ -480,14 +480,15 @@ class Request:
                 here = known.audio.length  # what the layer pads to
             shape = [self.batch_size, *(here if d is None else d for d in x.shape[1:])]
             if self.static and None in shape:
-                shown = f"input {name!r} has shape {tuple(x.shape)}"
                 if shape.count(None) > 1:  # a picture
                     raise ValueError(
-                        f"{shown}: build the model with its sizes, as of keras.Input((240, "
-                        "320, 3)), or give source_length, the length of each open axis"
+                        f"input {name!r} has shape {tuple(x.shape)}: build the model with its "
+                        "sizes, as of keras.Input((240, 320, 3)), or give source_length, the "
+                        "length of each open axis"
                     )
                 raise ValueError(
-                    f"{shown}: give source_length, the length to export it for"
+                    f"input {name!r} has shape {tuple(x.shape)}: give source_length, the length to "
+                    "export it for"
                     + (" (and max_length, the target's)" if len(self.model.inputs) > 1 else "")
                 )
             dtype = "uint8" if known.is_pixels else x.dtype

@@ -244,8 +244,8 @@ def gpt_neox(
         dropout: float, dropout rate after each sublayer and after the embeddings.
         attention_dropout: float, dropout rate of the attention weights.
         output_bias: bool, whether the logits have a bias.
-        model_type: "codegen", the type of a saved checkpoint of the same model as GPT-J. Default:
-            the type that has these arguments.
+        model_type: str, "codegen": the type of a saved checkpoint of the same model as GPT-J.
+            Default: the type that has these arguments.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V).

@@ -114,7 +114,7 @@ def llama(
         gated: bool, whether the feed-forward networks have a gate.
         query_key_norm: bool, whether queries and keys are normalised, with `rms_norm_epsilon`.
         rotate_first: bool, whether they are rotated before, as in HunYuan.
-        model_type: "helium", the type of a saved checkpoint of the same model as ERNIE 4.5.
+        model_type: str, "helium": the type of a saved checkpoint of the same model as ERNIE 4.5.
             Default: the type that has these arguments.
 
     Returns:

@@ -45,7 +45,7 @@ def roberta(
         pad_id: int, id of padding tokens.
         multilingual: bool, whether a saved checkpoint is of type "xlm-roberta". The model is the
             same.
-        model_type: "camembert", the type of a saved checkpoint. The model is the same. Default:
+        model_type: str, "camembert": type of a saved checkpoint. The model is the same. Default:
             "roberta", or that of `multilingual`.
 
     Returns:
