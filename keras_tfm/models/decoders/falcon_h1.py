@@ -21,7 +21,7 @@ from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, initializer
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
-# From the model's configuration on the Hugging Face hub. falcon_h1(32784, **SIZES["0.5b"]).
+# From a copy of the model's configuration, not from the hub. falcon_h1(32784, **SIZES["0.5b"]).
 SIZES: dict[str, Arguments] = {
     "0.5b": {
         "dim": 1024, "num_layers": 36, "num_heads": 8, "num_key_value_heads": 2, "head_dim": 64,

@@ -91,8 +91,7 @@ _OLMO: Arguments = {"rotary_dim": 128, "norm_weights": False}
 # "starcoder2...": table 8 of arXiv:2402.19173, and config.json of its checkpoints. "falcon...":
 # arXiv:2311.16867. "bloom...": arXiv:2211.05100. "gpt-j-6b": the defaults of `GPTJConfig`.
 # "codegen...": arXiv:2203.13474. "stablelm...": the defaults of `StableLmConfig`, and
-# arXiv:2402.17834. "minitron-4b": arXiv:2407.14679. "olmo...": arXiv:2402.00838. The parameters of
-# all are those of the released models.
+# arXiv:2402.17834. "minitron-4b": arXiv:2407.14679. "olmo...": arXiv:2402.00838.
 SIZES: dict[str, Arguments] = {
     "20b": _size(6144, 44, 64),
     "pythia-70m": _size(512, 6, 8),
