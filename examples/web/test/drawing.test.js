@@ -196,6 +196,7 @@ test("the page draws on canvases", async (t) => {
       return String([...data]) !== first;
     },
     String(found[0]),
+    { polling: 100 }, // and not once for each frame that is drawn
   );
   if (SCREENSHOTS) await page.screenshot({ path: `${SCREENSHOTS}/drawing.png`, fullPage: true });
   await page.getByLabel("A few words").fill(" ");

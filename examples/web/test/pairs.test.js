@@ -95,6 +95,7 @@ test("the page shows the most similar emoji first", async (t) => {
         document.querySelector("#query").value === text &&
         document.querySelector("#results span")?.getAttribute("aria-label") === emoji,
       [text, order[0]],
+      { polling: 100 }, // and not once for each frame that is drawn
     );
     assert.equal(await first.getAttribute("aria-label"), order[0]);
     const shown = await page
