@@ -209,7 +209,7 @@ stage_lint() {
     .venv/bin/ruff check .
     .venv/bin/ruff format --check .
     .venv/bin/mypy
-    # What Python's modules lack on other systems.
+    # Finds functions of Python that other systems lack.
     for system in darwin win32; do .venv/bin/mypy --platform "$system"; done
     .venv/bin/python benchmarks/structure.py
 }
