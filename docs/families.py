@@ -1,4 +1,4 @@
-"""Writes what the docs say of each family: README's row, and docs/api/models.md.
+"""Writes what the docs say of each family: README's table and number, and docs/api/models.md.
 
 pip install -e ".[checkpoints]"
 python docs/families.py        # a minute; models are built without memory for their weights
@@ -21,7 +21,8 @@ README, PAGE = ROOT / "README.md", ROOT / "docs" / "api" / "models.md"
 
 
 def main() -> None:
-    write(README, "models", titles())
+    write(README, "models", f"\n\n{titles()}\n\n")
+    write(README, "number of models", str(len(MODEL_TYPES)))
     entries = builders(PAGE.read_text())
     for name, text in (("classes", classes()), ("sizes", sizes()), ("builders", entries)):
         write(PAGE, name, f"\n\n{text}\n\n")
@@ -36,12 +37,12 @@ def write(page: Path, name: str, text: str) -> None:
 
 
 def titles() -> str:
-    """The families by kind, in one line."""
-    parts = []
+    """A table of the families by kind."""
+    lines = ["| kind | model types | families |", "|---|---:|---|"]
     for kind, heading in KINDS.items():
-        names = ", ".join(x.title for x in MODEL_TYPES if x.kind == kind)
-        parts.append(f"{heading[0].lower()}{heading[1:]}: {names}")
-    return "; ".join(parts)
+        names = [x.title for x in MODEL_TYPES if x.kind == kind]
+        lines.append(f"| {heading} | {len(names)} | {', '.join(names)} |")
+    return "\n".join(lines)
 
 
 def builders(page: str) -> str:

@@ -425,7 +425,7 @@ MODEL_TYPES = (
         },
     ),
     ModelType(
-        "depth_anything", "Depth Anything, versions 1 and 2",
+        "depth_anything", "Depth Anything 1 and 2",
         "vision.depth_anything:DEPTH_ANYTHING", "depth_anything", "images",
     ),
     ModelType("resnet", "ResNet", "vision.resnet:RESNET", "resnet", "images"),

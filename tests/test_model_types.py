@@ -52,7 +52,8 @@ def test_the_docs_are_those_of_the_list():
     page, readme = script.PAGE.read_text(), script.README.read_text()
     entries = script.builders(page)
     for name, text, body in (
-        ("models", readme, script.titles()),
+        ("models", readme, f"\n\n{script.titles()}\n\n"),
+        ("number of models", readme, str(len(MODEL_TYPES))),
         ("classes", page, f"\n\n{script.classes()}\n\n"),
         ("builders", page, f"\n\n{entries}\n\n"),
     ):

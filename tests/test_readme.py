@@ -91,4 +91,5 @@ def test_the_counts_are_right():
     assert len(MODEL_TYPES) > int(at_least)
     questions = re.findall(r"^\d+\. ", (ROOT / "docs/questions.md").read_text(), re.M)
     assert re.findall(r"\[(\d+) questions\]", text) == [str(len(questions))]
-    assert "model types](docs/api/models.md#model-types)" in text
+    for link in ("model types](#model-families)", "[Models](docs/api/models.md#model-types)"):
+        assert link in text
