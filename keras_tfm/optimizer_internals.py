@@ -10,6 +10,7 @@ Example:
 False
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,44 @@ def restore_gradient_sum(optimizer: "keras.Optimizer") -> None:
 def trained_variables(optimizer: "keras.Optimizer") -> list[Any]:
     """The variables for which an optimizer was built."""
     return optimizer._trainable_variables
+
+
+def update_only(optimizer: "keras.Optimizer", variables: Sequence[Any]) -> None:
+    """Makes `stateless_apply` take and return the values of `variables`, and leave all others.
+
+    Keras 3.15 takes only the values of all variables for which the optimizer was built, so that a
+    layer that was frozen since is an error. On JAX, a gradient of None leaves a variable and its
+    moments.
+
+    Args:
+        optimizer: a built optimizer; of a `LossScaleOptimizer`, the outer one.
+        variables: all or some of the variables for which the optimizer was built.
+    """
+    known = trained_variables(optimizer)
+    vars(optimizer).pop("stateless_apply", None)
+    if list(map(id, variables)) == list(map(id, known)):
+        return
+    apply = optimizer.stateless_apply
+    index = {id(v): i for i, v in enumerate(variables)}
+    places = [index.get(id(v)) for v in known]
+
+    def apply_to_some(state: list[Any], gradients: list[Any], values: list[Any]) -> Any:
+        from keras import ops
+
+        if not gradients:
+            return values, state
+        all_values = [
+            ops.zeros(v.shape, v.dtype) if i is None else values[i]
+            for v, i in zip(known, places, strict=True)
+        ]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Gradients do not exist for variables")
+            updated, state = apply(
+                state, [None if i is None else gradients[i] for i in places], all_values
+            )
+        return [updated[places.index(i)] for i in range(len(variables))], state
+
+    optimizer.stateless_apply = apply_to_some
 
 
 def batches_seen(optimizer: "keras.Optimizer") -> Any:

@@ -57,6 +57,19 @@ def test_trained_variables():
     assert known is variable
 
 
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="others train the given variables")
+def test_update_only():
+    optimizer, variables = keras.optimizers.SGD(1.0), [keras.Variable([5.0]), keras.Variable([3.0])]
+    optimizer.build(variables)
+    state = [v.value for v in optimizer.variables]
+    optimizer_internals.update_only(optimizer, variables[1:])
+    (new,), _ = optimizer.stateless_apply(state, [keras.ops.ones(1)], [variables[1].value])
+    assert new.tolist() == [2.0]
+    optimizer_internals.update_only(optimizer, variables)
+    with pytest.raises(ValueError, match="1:1"):
+        optimizer.stateless_apply(state, [keras.ops.ones(1)], [variables[1].value])
+
+
 @pytest.mark.parametrize("accumulated", [None, 1, 2])
 def test_scale_updates(accumulated):
     """A decay of 1/2 and a gradient of 1 at a rate of 1/4, twice; one variable at half the rate."""

@@ -21,6 +21,7 @@ from keras_tfm.distributed.row_of_zeros import (
     remove_row_of_zeros,
     zero_gradients,
 )
+from keras_tfm.distributed.trained_weights import check_trained_weights, ids_of_trained_weights
 
 
 @trainer_internals.build_with
@@ -130,7 +131,7 @@ class DistributedModel(keras.Model):
             functions.current[step] = key  # its first step has built the model
             functions.of[key] = getattr(self, name)
         if step == "train" and key not in functions.of:
-            self._check_optimizer()
+            check_trained_weights(self)
         if functions.current.get(step) != key:
             setattr(self, name, functions.of.get(key))
         make()
@@ -140,26 +141,12 @@ class DistributedModel(keras.Model):
     def _weights_to_train(self) -> tuple[int, ...] | None:
         """The identities of the weights that a step trains; None before the optimizer is built."""
         built = getattr(innermost(self.optimizer), "built", True)
-        return tuple(id(v) for v in self.trainable_variables) if built else None
+        return ids_of_trained_weights(self) if built else None
 
     def _is_trained_by_optimizer(self) -> bool:
         """Whether the optimizer was built for the weights that are trainable now."""
         known = optimizer_internals.trained_variables(innermost(self.optimizer))
         return tuple(map(id, known)) == self._weights_to_train()
-
-    def _check_optimizer(self) -> None:
-        """Raises if the optimizer cannot train the weights that are trainable now."""
-        optimizer = innermost(self.optimizer)
-        if optimizer is None or not optimizer.built:
-            return
-        weights, known = self.trainable_variables, optimizer_internals.trained_variables(optimizer)
-        new = [v.path for v in weights if all(v is not x for x in known)]
-        if new or (optimizer.use_ema and len(weights) != len(known)):
-            what = f"{len(new)} are new, the first is {new[0]}" if new else "some are frozen"
-            raise ValueError(
-                f"the trainable weights of {self.name} are not those of its optimizer: {what}; "
-                "call compile again, with a new optimizer"
-            )
 
     def train_step(self, data: Tensors) -> dict[str, Tensors]:
         """One optimizer step on one batch."""

@@ -176,11 +176,13 @@ class Projection(Recomputation, keras.layers.Dense):
         y = self.affine(inputs, start, stop, training)
         if not self.lora_enabled:
             return y
-        low = _product(inputs, self.lora_kernel_a, None, training)
+        # Keras keeps A and B in float32, also in a layer whose weights have half the precision.
+        a, b = (ops.cast(x, self.compute_dtype) for x in (self.lora_kernel_a, self.lora_kernel_b))
+        low = _product(inputs, a, None, training)
         if self.lora_alpha != self.lora_rank:
             low = self.lora_alpha / self.lora_rank * low
         # B stays whole: an export finds it by its values.
-        return y + _product(low, self.lora_kernel_b, None, training)[..., start:stop]
+        return y + _product(low, b, None, training)[..., start:stop]
 
     def affine(self, inputs: Tensor, start: int, stop: int | None, training: bool | None) -> Tensor:
         """Columns `start` to `stop` of x W + b, (..., D) -> (..., stop - start); no adapter."""

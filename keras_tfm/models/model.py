@@ -8,6 +8,7 @@ import keras
 from keras_tfm.distributed.global_gradients import innermost
 from keras_tfm.distributed.joint_loss import JointLoss, joint_loss
 from keras_tfm.distributed.loss_scale import scale_loss_of_half_precision
+from keras_tfm.distributed.trained_weights import check_trained_weights, ids_of_trained_weights
 from keras_tfm.keras_internals import (
     call_with_known_inputs,
     load_content,
@@ -30,6 +31,7 @@ from keras_tfm.models.quantization.state import (
     set_quantization,
 )
 from keras_tfm.models.without_storage import allocate_if_missing
+from keras_tfm.optimizer_internals import update_only
 from keras_tfm.trainer_internals import (
     compiled_loss,
     keep_weights_after_errors,
@@ -44,7 +46,14 @@ if keras.backend.backend() == "tensorflow":
 else:
 
     class _Base(keras.Model):
-        """What `Model` adds on JAX and PyTorch: errors."""
+        """What `Model` adds on JAX and PyTorch: errors, and weights that are frozen after a step.
+
+        Attributes:
+            _weights_of: the identities of the trainable weights for which the function of each
+                step was made.
+        """
+
+        _weights_of: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
         def compile(
             self, *args: object, gradient_accumulation_steps: int = 1, **kwargs: object
@@ -76,6 +85,32 @@ else:
                 if averages and keras.backend.backend() == "jax":
                     for variable in self.trainable_variables:
                         variable.assign(keras.ops.copy(variable))
+
+        def make_train_function(self, force: bool = False) -> None:
+            """Makes the function of a training step for the weights that are trainable now."""
+            check_trained_weights(self)
+            optimizer = self.optimizer
+            if keras.backend.backend() == "jax" and optimizer is not None and optimizer.built:
+                update_only(optimizer, self.trainable_variables)
+            super().make_train_function(self._trains_others("train") or force)
+
+        def make_test_function(self, force: bool = False) -> None:
+            """Makes the function of an evaluation step for the weights that are trainable now."""
+            super().make_test_function(self._trains_others("test") or force)
+
+        def make_predict_function(self, force: bool = False) -> Any:
+            """Makes the function of a prediction for the weights that are trainable now."""
+            return super().make_predict_function(self._trains_others("predict") or force)
+
+        def _trains_others(self, step: str) -> bool:
+            """Whether the function of a step was made for other trainable weights.
+
+            On JAX, a compiled step takes trainable and frozen weights apart. With others of the
+            same shapes, it would read and train the wrong ones.
+            """
+            before, now = dict(self._weights_of), ids_of_trained_weights(self)
+            self._weights_of = tuple({**before, step: now}.items())
+            return before.get(step, now) != now
 
         def weigh_mean(self, value: Tensor) -> Tensor:
             """A mean over rows; other backends have one replica."""

@@ -92,6 +92,30 @@ def test_a_small_adapter_in_half_precision():
     assert errors[0] < 0.7 * errors[1]  # 0.49 and 0.90
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("training", [False, True])
+def test_adapters_of_weights_in_half_precision(dtype, training):
+    """Keras makes A and B in float32, and casts them only in mixed precision."""
+    x = RANDOM.normal(size=(2, 3, 5)).astype("float32")
+    layers = [built(Projection(6, dtype=f"{mode}{dtype}"), x.shape) for mode in ("", "mixed_")]
+    for layer in layers:
+        layer.enable_lora(2)
+        assert layer.lora_kernel_a.dtype == "float32"
+    for weight in layers[0].weights:
+        weight.assign(RANDOM.normal(size=weight.shape))
+    layers[1].set_weights([to_numpy(keras.ops.cast(v, "float32")) for v in layers[0].weights])
+    y, mixed = (layer(x, training=training) for layer in layers)
+    assert keras.backend.standardize_dtype(y.dtype) == dtype
+    assert_close(*(keras.ops.cast(value, "float32") for value in (y, mixed)), 1e-6)
+    if training and keras.backend.backend() == "tensorflow":
+        found, _ = gradients(
+            lambda x: keras.ops.sum(layers[0](x, training=True) ** 2),
+            layers[0].trainable_variables,
+            x,
+        )
+        assert all(np.any(to_numpy(keras.ops.cast(g, "float32"))) for g in found)
+
+
 @tensorflow_only
 @pytest.mark.parametrize(
     ("mode", "dim", "units", "use_bias"),

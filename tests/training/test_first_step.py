@@ -116,36 +116,3 @@ def test_layers_that_are_built_by_the_first_step_learn():
     assert not model.trainable_variables
     history = model.fit(X, Y, epochs=3, verbose=0).history["loss"]
     assert len(model.trainable_variables) == 2 and history[-1] < history[0]
-
-
-@pytest.mark.parametrize("use_ema", [False, True])
-def test_weights_that_are_frozen_after_a_step_stay(use_ema):
-    """Without another `compile`, Keras 3.15 goes on training them."""
-    x = keras.Input((3,))
-    first = keras.layers.Dense(5)
-    model = keras_tfm.Model(x, keras.layers.Dense(2)(first(x)))
-    model.compile(keras.optimizers.SGD(0.1, use_ema=use_ema), "mse")
-    model.fit(X, Y, verbose=0)
-    first.trainable = False
-    if use_ema:
-        for _ in range(2):  # each time
-            with pytest.raises(ValueError, match="some are frozen; call compile again"):
-                model.fit(X, Y, verbose=0)
-        return
-    before, *_, last = model.get_weights()
-    model.fit(X, Y, verbose=0)
-    assert np.array_equal(model.get_weights()[0], before)
-    assert not np.array_equal(model.get_weights()[-1], last)
-
-
-def test_adapters_need_another_compile():
-    x = keras.Input((3,))
-    model = keras_tfm.Model(x, keras.layers.Dense(2, name="answer")(x))
-    model.compile("adam", "mse")
-    model.fit(X, Y, verbose=0)
-    model.get_layer("answer").enable_lora(1)
-    for _ in range(2):  # each time
-        with pytest.raises(ValueError, match=r"2 are new, the first is answer/lora_kernel_a; call"):
-            model.fit(X, Y, verbose=0)
-    model.compile("adam", "mse")
-    model.fit(X, Y, verbose=0)
