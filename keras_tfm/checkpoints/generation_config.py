@@ -25,7 +25,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "force_words_ids": (None,),
     "guidance_scale": (None, 1.0),
     "num_beam_groups": (None, 1),
-    "stop_strings": (None,),
     "token_healing": (None, False),
     "top_h": (None,),
     "typical_p": (None, 1.0),
@@ -33,8 +32,11 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 # Those of them that only sampling reads.
 _OF_SAMPLING = ("epsilon_cutoff", "eta_cutoff", "top_h", "typical_p")
-# Fields that end a text elsewhere, and change none of its tokens before.
-ENDINGS = ("max_time", "stop_strings")
+# Fields that end a text elsewhere, and change none of its tokens before; and where.
+ENDINGS = {
+    "max_time": "after some seconds",
+    "stop_strings": "at a string; sessions of a file take stop=",
+}
 
 
 def load_generation_config(folder: str | Path, peft: str | Path | None = None) -> Arguments:
@@ -57,8 +59,8 @@ def load_generation_config(folder: str | Path, peft: str | Path | None = None) -
     Raises:
         FileNotFoundError: there is no such folder or file, or it has no configuration.
         ValueError: a value of the wrong type or out of range, or a field that changes the tokens
-            and is not supported, such as `typical_p` of sampling; the error names it. `max_time`,
-            which ends a text after some seconds, is a warning.
+            and is not supported, such as `typical_p` of sampling; the error names it. `max_time`
+            and `stop_strings`, which only end a text earlier, are warnings.
 
     Example:
 
@@ -82,12 +84,13 @@ def load_generation_config(folder: str | Path, peft: str | Path | None = None) -
         "max_new_tokens": config.integer("max_new_tokens", None),
     }
     arguments = {name: value for name, value in values.items() if value is not None}
-    if config.fields.get("max_time") is not None:
-        warnings.warn(
-            f"{config.file}: max_time {config.fields['max_time']!r} is not followed: no text ends "
-            "after some seconds",
-            stacklevel=2,
-        )
+    for name, meaning in ENDINGS.items():
+        value = config.fields.get(name)
+        if value is not None:
+            warnings.warn(
+                f"{config.file}: {name} {value!r} is not followed: no text ends {meaning}",
+                stacklevel=2,
+            )
     if "max_new_tokens" in arguments:  # it is the stronger one in transformers
         arguments.pop("max_length", None)
     return {"strategy": strategy_of(config), **arguments}

@@ -111,7 +111,6 @@ def test_ids_and_lengths(folder_of):
          r"typical_p must be 1\.0: other values are not supported, got 0\.9"),
         ({"guidance_scale": 3.0}, "guidance_scale must be"),
         ({"encoder_no_repeat_ngram_size": 3}, "encoder_no_repeat_ngram_size must be 0"),
-        ({"stop_strings": ["x"]}, "stop_strings must be None"),
         ({"do_sample": True, "num_beams": 2}, "num_beams must be 1 with do_sample=True, got 2"),
         ({"do_sample": "yes"}, "do_sample must be true or false"),
         ({"do_sample": True, "temperature": "hot"}, "temperature must be a number from 0 to inf"),
@@ -134,10 +133,16 @@ def test_what_cannot_be_followed_is_named(fields, message, folder_of):
     assert "\n" not in str(caught.value)
 
 
-def test_a_limit_of_seconds_is_a_warning(folder_of):
-    """It changes no token, and does not even end a text if there is time enough."""
-    folder = folder_of({"max_time": 30.0, "num_beams": 2})
-    with pytest.warns(UserWarning, match=r"config\.json: max_time 30\.0 is not followed"):
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("max_time", 30.0, r"max_time 30\.0 is not followed: no text ends after some seconds"),
+        ("stop_strings", ["x"], r"stop_strings \['x'\] is not followed: .* sessions .* take stop="),
+    ],
+)
+def test_what_only_ends_a_text_earlier_is_a_warning(name, value, message, folder_of):
+    folder = folder_of({name: value, "num_beams": 2})
+    with pytest.warns(UserWarning, match=rf"config\.json: {message}"):
         assert load_generation_config(folder) == {"strategy": Beam(2)}
 
 
