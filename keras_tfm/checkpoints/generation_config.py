@@ -1,5 +1,6 @@
 """`generation_config.json`: how `generate` of transformers searches or samples by default."""
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -79,7 +80,7 @@ def load_generation_config(folder: str | Path, peft: str | Path | None = None) -
     start = config.fields.get("decoder_start_token_id")
     values = {
         "start_id": config.fields.get("bos_token_id") if start is None else start,
-        "end_id": end_ids(config.fields.get("eos_token_id"), peft),
+        "end_id": end_ids(config.fields.get("eos_token_id"), Path(folder), peft),
         "max_length": config.integer("max_length", None),
         "max_new_tokens": config.integer("max_new_tokens", None),
     }
@@ -96,12 +97,13 @@ def load_generation_config(folder: str | Path, peft: str | Path | None = None) -
     return {"strategy": strategy_of(config), **arguments}
 
 
-def end_ids(value: object, peft: str | Path | None) -> Any:
+def end_ids(value: object, base: Path, peft: str | Path | None) -> Any:
     """The end tokens of a base model, `eos_token_id`, and before them that of its adapters.
 
     A fine-tuned model may end its answers with a token of its chat template. PEFT saves no
     `generation_config.json`, but the tokenizer beside the adapters has it as its end token; the
-    trainer of transformers puts it into the list in the same way.
+    trainer of transformers puts it into the list in the same way. Where only the settings of a
+    tokenizer are beside the adapters, the end token has the id of the base's tokenizer.
     """
     if peft is None:
         return value
@@ -111,7 +113,11 @@ def end_ids(value: object, peft: str | Path | None) -> Any:
     text = settings.special_tokens(settings.tokenizer_class).get("eos_token")
     if text is None:
         return value
-    end = load_tokenizer(peft).token_to_id(text)
+    end = None
+    for folder in (Path(peft), base):
+        with contextlib.suppress(FileNotFoundError):
+            end = load_tokenizer(folder).token_to_id(text)
+            break
     known = value if isinstance(value, list) else [] if value is None else [value]
     return value if end is None or end in known else [end, *known]
 

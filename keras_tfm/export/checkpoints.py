@@ -486,7 +486,7 @@ def _ids(folder: Path, own: Arguments, adapters: Path | None) -> Arguments:
         if own.get(value) is not None:
             ids[name] = own[value]
     ids |= {k: v for k, v in (config.generation_fields or {}).items() if v is not None}
-    return {**ids, "eos_token_id": end_ids(ids.get("eos_token_id"), adapters)}
+    return {**ids, "eos_token_id": end_ids(ids.get("eos_token_id"), folder, adapters)}
 
 
 def _first(folders: Sequence[Path], load: Callable[[Path], T]) -> T:

@@ -394,6 +394,21 @@ def test_the_end_token_of_the_adapters_ends_a_text(token, base_ids, expected, tm
         assert taken["end_id"] == (expected if isinstance(expected, list) else [expected])
 
 
+@pytest.mark.parametrize("tokenizer_class", ["PreTrainedTokenizerFast", "LlamaTokenizer"])
+def test_settings_without_a_tokenizer_are_read_with_that_of_the_base(tokenizer_class, tmp_path):
+    base, peft = (shutil.copytree(FOLDERS / "llama" / x, tmp_path / x) for x in ("base", "adapter"))
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    settings = {"tokenizer_class": tokenizer_class, "eos_token": "w5", "chat_template": template}
+    (peft / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_generation_config(base, peft=peft)["end_id"] == 2  # no tokenizer has ids
+    shutil.copy(EMBEDDER / "base/tokenizer.json", base)
+    assert load_generation_config(base, peft=peft)["end_id"] == [7, 2]
+    taken = export_arguments(load_checkpoint(base, peft=peft), {}).arguments
+    assert taken["end_id"] == [7, 2] and taken["tokenizer"].token_to_id("w5") == 7
+    assert taken["chat_template"] is not None
+
+
 def test_no_folder_of_adapters(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"peft must be a folder .*, got '.*typo'"):
         load_generation_config(FOLDERS / "llama/base", peft=tmp_path / "typo")

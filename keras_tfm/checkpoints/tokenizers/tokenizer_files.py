@@ -215,7 +215,8 @@ def _of_vocabulary(settings: TokenizerSettings, config: Config | None, target: b
     if name is None and model_type is None:
         name = next((x for x in _UNNAMED if _has(folder, _CLASSES[x][0])), "BertTokenizer")
     if name not in _CLASSES:
-        raise ValueError(
+        has_vocabulary = any(True for x in _VOCABULARIES for _ in folder.glob(x))
+        raise (ValueError if has_vocabulary else FileNotFoundError)(
             f"{folder} has no tokenizer.json, and without it a "
             f"{name or f'tokenizer of model_type {model_type!r}'} is not supported: load it with "
             "transformers and call save_pretrained, which writes tokenizer.json"
@@ -370,5 +371,7 @@ _CLASSES: dict[str, tuple[tuple[str, ...], Callable[..., Tokenizer]]] = {
 }
 # The class of a folder whose tokenizer_config.json names none.
 _OF_MODEL_TYPE = {x.name: x.tokenizer for x in MODEL_TYPES if x.tokenizer}
+# The files in which any class of transformers keeps a vocabulary, without tokenizer.json.
+_VOCABULARIES = ("*vocab*", "merges*", "*.model", "*.spm", "*.tiktoken", "*.bpe", "dict*.txt")
 # The classes of a folder without any configuration, by its files.
 _UNNAMED = ("BertTokenizer", "T5Tokenizer", "MarianTokenizer", "GPT2Tokenizer")
