@@ -126,7 +126,7 @@ def load_huggingface(
             million weights.
         peft: str or Path, the folder of LoRA adapters that PEFT saved for this model. They are
             merged into its weights, and the tensors that it saved whole take the place of those of
-            the model.
+            the model. With a quantized folder, the model has floats.
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`. A
             larger `vocabulary_size` adds ids, as `models.resize_vocabulary` does, of which one may
@@ -314,8 +314,6 @@ def open_huggingface(
     if tensors is None:
         tensors = quantized_tensors(config, Tensors(folder))
     if peft is not None:
-        if not isinstance(tensors, Tensors):
-            raise ValueError(f"{folder}: adapters of PEFT need a base model of floats, not rounded")
         tensors = PeftTensors(tensors, Path(peft), family.names)
         config = _with_sizes(config, tensors.sizes())
     named = Named(tensors, family.names)

@@ -68,7 +68,7 @@ class PeftTensors(AnyTensors):
             the base.
     """
 
-    def __init__(self, base: Tensors, folder: Path, names: Names):
+    def __init__(self, base: AnyTensors, folder: Path, names: Names):
         super().__init__()
         if not (folder / CONFIG).is_file():
             folders = sorted(x.parent.name for x in folder.glob(f"*/{CONFIG}"))

@@ -10,10 +10,11 @@ import warnings
 import numpy as np
 import pytest
 from compare import assert_close, to_numpy
+from gguf_files import make_gguf
 from safetensors.numpy import save_file
 from small_exports import four_bit_matrices
 
-from keras_tfm import checkpoints
+from keras_tfm import checkpoints, models
 from keras_tfm.checkpoints.huggingface import open_huggingface
 from keras_tfm.export import export_tflite
 from keras_tfm.models.quantization.state import quantization_of
@@ -241,6 +242,40 @@ def test_integers_are_saved_as_floats(tmp_path):
     tokens = np.arange(12).reshape(2, 6)
     assert_close(again(tokens), model(tokens), 1e-5)
     assert quantization_of(model).is_published
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "gptq-4-32-zeros",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("torchao-8-row", "gguf")),
+    ],
+)
+def test_adapters_of_a_quantized_base(case, tmp_path):
+    """QLoRA: they are added to the values of the integers, which are no integers afterwards."""
+    base, floats, adapters = (tmp_path / x for x in ("base.gguf", "floats", "adapters"))
+    if case == "gguf":
+        make_gguf(base, lambda name: "Q4_0")
+    else:
+        write_folder(base, case)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # matrices that are rounded further
+        checkpoints.save_huggingface(checkpoints.load_huggingface(base), floats)
+    tensors = open_huggingface(base).named.tensors
+    save_file({name: tensors.array(name) for name in tensors}, floats / "model.safetensors")
+    model = checkpoints.load_huggingface(floats)
+    models.enable_lora(model, rank=2, names=["output_projection", "query_key_value"])
+    rng = np.random.default_rng(0)
+    for weight in model.trainable_weights:
+        weight.assign(rng.normal(size=weight.shape) / 8)
+    checkpoints.save_peft(model, adapters, floats)
+    again = checkpoints.load_huggingface(base, peft=adapters)
+    assert quantization_of(again) is None
+    tokens = np.arange(12).reshape(2, 6)
+    assert_close(again(tokens), model(tokens), 1e-5)
+    assert (
+        np.abs(to_numpy(again(tokens) - checkpoints.load_huggingface(floats)(tokens))).max() > 0.1
+    )
 
 
 @pytest.mark.parametrize("case", ["compressed-4-32", "gptq-4-32-zeros"])
