@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+import tokenizers
 from small_exports import MAX_LENGTH, SOURCE_LENGTH, new_path, small, small_file
 from small_models import START, decoder_only
 from small_tokenizers import (
@@ -331,9 +332,43 @@ def test_bad_texts_of_predict(model):
 
 @pytest.mark.parametrize("text", ["\0", "two\0three", "\N{REPLACEMENT CHARACTER}", "\uffff 😀"])
 def test_odd_characters(model, text):
-    """The ids of `tokenizers`, which has no words of them."""
-    (row,) = model.generate([source_words().encode(text).ids]).tokens
-    assert model.generate_text(text) == text_of(row)
+    """The ids of `tokenizers`, which has no words of them, beside a word that it has."""
+    (row,) = model.generate([source_words().encode(f"{text} two").ids]).tokens
+    assert model.generate_text(f"{text} two") == text_of(row)
+    message = r"the model has never seen the characters of '[^']+'$"
+    with pytest.raises(ValueError, match=message):
+        model.generate_text(text)
+    with pytest.raises(ValueError, match=message):
+        model.stream_text(text)
+    assert model.predict_text({"source": text, "target": "two"})  # as the page
+
+
+@pytest.mark.parametrize("kind", ["char", "word", "left out", "unigram", "sentencepiece"])
+def test_texts_of_unknown_characters_alone(kind):
+    """Spaces and special tokens do not make a text known; without "unk_token" they are left out."""
+    ids = {"<unk>": 0, "\u2581": 1, "a": 2, " ": 3}
+    models = tokenizers.models
+    made = {
+        "char": models.WordLevel(ids, unk_token="<unk>"),
+        "word": models.BPE(ids, [], unk_token="<unk>", fuse_unk=True),
+        "left out": models.BPE(ids, []),
+        "unigram": models.Unigram([(x, -float(i)) for x, i in ids.items()], unk_id=0),
+    }
+    if kind == "sentencepiece":
+        tokenizer = read("x.model", sentence_pieces())
+        known, unknown = ["a", "☃", " ", ""], []  # of which all have bytes
+    else:
+        tokenizer = tokenizers.Tokenizer(made[kind])
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+        tokenizer.add_special_tokens(["[de]"])
+        tokenizer = read("x.json", tokenizer.to_str().encode())
+        known, unknown = ["a", "a☃", "[de]", "[de] ☃a", "", " "], ["☃", "☃☃"]
+        unknown += ["☃ ü", "[de]☃", "☃ [de] ü"] * (kind != "left out")
+    for text in known:
+        tokenizer.check_known(text)
+    for text in unknown:
+        with pytest.raises(ValueError, match="the model has never seen the characters of '"):
+            tokenizer.check_known(text)
 
 
 def test_streams_refuse_when_they_are_called(model):

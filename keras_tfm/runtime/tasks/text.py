@@ -259,6 +259,8 @@ class _Generation:
             else:
                 encode = tokenizer_of(file, name).encode
                 self.inputs[name] = ids_of(name, values[name], encode, expected.get(name))
+            for text in [values[name]] if isinstance(values[name], str) else values[name]:
+                tokenizer_of(file, name).check_known(text)
             self.rows = len(self.inputs[name])
         if target in expected and target not in values:
             if default is None and self._start_id is None:

@@ -5,7 +5,9 @@ for a SentencePiece model. A package is imported when it is first needed.
 """
 
 import abc
+import functools
 import itertools
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -60,6 +62,25 @@ class Tokenizer(abc.ABC):
         """
         return self._encode(_check_text(text), end_ids)
 
+    def check_known(self, text: str) -> None:
+        """Raises if a text has no token that the model has learned, beside spaces and added tokens.
+
+        Raises:
+            ValueError: all tokens are unknown, or the tokenizer leaves out all characters.
+        """
+        ids, unknown = set(self.encode_more(text)), self._unknown_id
+        if ids and unknown not in ids:
+            return
+        added = set(self.control_tokens())
+        tokens = {self.token(i) for i in ids - {unknown}} - added
+        if not any(x.strip(" \u2581\u0120") for x in tokens) and (ids or text.strip()):
+            raise ValueError(f"the model has never seen the characters of {excerpt(text)}")
+
+    @property
+    @abc.abstractmethod
+    def _unknown_id(self) -> int | None:
+        """The id of unknown characters or words; None if each has tokens, or is left out."""
+
     @abc.abstractmethod
     def encode_more(self, text: str) -> list[int]:
         """The ids of a text that continues another one: without added special tokens.
@@ -112,6 +133,16 @@ class _HuggingFace(Tokenizer):
             self.size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
             decoder = self._tokenizer.decoder
             self._has_bytes = decoder is not None and b"ByteFallback" in decoder.__getstate__()
+
+    @functools.cached_property
+    def _unknown_id(self) -> int | None:
+        model = self._tokenizer.model
+        if not hasattr(
+            model, "unk_token"
+        ):  # Unigram has its number, which the package does not tell
+            number: int | None = json.loads(model.__getstate__()).get("unk_id")
+            return number
+        return None if model.unk_token is None else self._tokenizer.token_to_id(model.unk_token)
 
     def _encode(self, text: str, end_ids: Collection[int]) -> list[int]:
         with refusing(f"the tokenizer cannot read {excerpt(text)}"):
@@ -192,6 +223,11 @@ class _SentencePiece(Tokenizer):
             self.size = self._processor.get_piece_size()
             if self.size == 0:
                 raise ValueError("it has no pieces")
+
+    @property
+    def _unknown_id(self) -> int:
+        number: int = self._processor.unk_id()
+        return number
 
     def _encode(self, text: str, end_ids: Collection[int]) -> list[int]:
         options = dict(self._options)
