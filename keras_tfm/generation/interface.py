@@ -174,15 +174,25 @@ class Interface:
     def name_outputs(self, outputs: Any) -> dict[str, Any]:
         """The model's outputs by their names in a file.
 
+        Raises:
+            ValueError: an output is None, as of a subclass that changes `call`.
+
         >>> import keras
         >>> from keras_tfm.generation.interface import interface_of
         >>> x = keras.Input((2,))
         >>> list(interface_of(keras.Model(x, x * 2)).name_outputs(["y"]))
         ['output']
         """
+        flat = keras.tree.flatten(outputs)
+        if any(x is None for x in flat):
+            items = outputs.items() if isinstance(outputs, dict) else enumerate(flat)
+            missing = [key for key, x in items if x is None]
+            raise ValueError(
+                f"expected tensors as the outputs of {self.model.name}, got None as {missing}: "
+                "leave it out of what the model returns"
+            )
         if isinstance(outputs, dict):
             return outputs
-        flat = keras.tree.flatten(outputs)
         if len(flat) == 1:
             return {"output": flat[0]}
         names: list[str] = []

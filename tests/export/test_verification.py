@@ -24,6 +24,7 @@ from small_models import (
 )
 
 from keras_tfm.export import VerificationError, export_tflite, verify
+from keras_tfm.export.verification.comparison import ModelOutputs
 from keras_tfm.generation import Beam
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest import storage as manifests
@@ -251,7 +252,7 @@ def test_a_file_of_another_models_weights():
     for name, sentence in zip(NAMES, failed, strict=True):
         assert sentence.startswith(f"{name}: expected a relative error of at most 0.0001, got ")
         assert sentence in message
-    assert "\n" not in message
+    assert "\n" not in message and "beside other rows" not in message
 
 
 def tampered(report, graphs):
@@ -342,6 +343,24 @@ def test_outputs_that_depend_on_the_number_of_rows_are_named(tmp_path):
     with pytest.raises(ValueError, match=shapes):
         export_tflite(model, tmp_path / "x.tflite")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_rows_that_depend_on_other_rows_are_named(batch_size, tmp_path):
+    """As of a layer that normalises by the batch."""
+    x = keras.Input((3,), batch_size=batch_size, name="x")
+    centered = keras.Model(x, layers.Dense(2)(x - ops.mean(x, axis=0, keepdims=True)), name="mean")
+    with pytest.raises(VerificationError, match="; mean gives a row other outputs beside other"):
+        export_tflite(centered, tmp_path / "x.tflite")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_random_outputs_are_no_dependence_on_other_rows():
+    x = keras.Input((3,), name="x")
+    noise = layers.Lambda(lambda x: x + keras.random.normal(ops.shape(x)), output_shape=(3,))
+    outputs = ModelOutputs(keras.Model(x, noise(x)))
+    outputs.of({"x": np.ones((2, 3), "float32")})
+    assert not outputs.mixes_rows()
 
 
 def test_infinities_that_are_the_models_are_right():

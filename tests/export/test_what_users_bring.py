@@ -230,3 +230,22 @@ def test_generated_ids_need_an_input_of_integers():
     model = keras.Model(x, layers.Dense(7)(layers.Embedding(7, 5)(x)))
     with pytest.raises(ValueError, match=r"'ids' of .* must be rows of token ids.* got float32"):
         export_tflite(model, new_path(), prompt_length=3, max_length=6)
+
+
+@pytest.mark.parametrize(
+    ("returned", "keys"),
+    [(lambda y: {"y": y, "states": None}, "states"), (lambda y: (y, None), 1)],
+)
+def test_outputs_that_are_none_are_named(returned, keys):
+    """A functional model tells its outputs before it is called; a subclass may return others."""
+
+    class More(keras.Model):
+        def call(self, x, training=None, mask=None):
+            return returned(super().call(x, training=training, mask=mask))
+
+    x = keras.Input((3,))
+    model = More(x, layers.Dense(2)(x), name="more")
+    message = rf"^expected tensors as the outputs of more, got None as \[{keys!r}\]: leave it out"
+    for write in (export_tflite, export_saved_model):
+        with pytest.raises(ValueError, match=message):
+            write(model, new_path())

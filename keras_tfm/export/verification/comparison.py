@@ -10,11 +10,13 @@ from keras import ops
 
 from keras_tfm.export.signatures.input_numbers import InputNumbers, input_numbers
 from keras_tfm.export.verification.checks import (
+    EXACT,
     Check,
     check,
     difference,
     gaps_of,
     log_probability,
+    root_mean_square,
     time_call,
     top_1_gaps,
 )
@@ -63,6 +65,7 @@ class ModelOutputs:
         self.model = model
         self.interface = interface_of(model)
         self._known: dict[tuple[object, ...], dict[str, np.ndarray]] = {}
+        self._batch: Inputs = {}  # of several rows, the first that was computed
 
     @property
     def is_large(self) -> bool:
@@ -82,16 +85,47 @@ class ModelOutputs:
             # A model may have a fixed batch size.
             step = next(iter(self.interface.inputs.values())).spec.shape[0] or self.ROWS
             parts: list[dict[str, np.ndarray]] = []
-            with with_largest_weight(self.model):
-                for start in range(0, rows, step):
-                    chunk = {name: x[start : start + step] for name, x in inputs.items()}
-                    tensors = {name: ops.convert_to_tensor(x) for name, x in chunk.items()}
-                    results = self.interface.name_outputs(self.interface.call(tensors))
-                    parts.append({name: ops.convert_to_numpy(y) for name, y in results.items()})
+            for start in range(0, rows, step):
+                chunk = {name: x[start : start + step] for name, x in inputs.items()}
+                if not self._batch and len(next(iter(chunk.values()))) > 1:
+                    self._batch = chunk
+                parts.append(self._call(chunk))
             self._known[key] = {
                 name: np.concatenate([part[name] for part in parts]) for name in parts[0]
             }
         return self._known[key]
+
+    def _call(self, inputs: Inputs) -> dict[str, np.ndarray]:
+        """The outputs of one call."""
+        with with_largest_weight(self.model):
+            tensors = {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
+            results = self.interface.name_outputs(self.interface.call(tensors))
+            return {name: ops.convert_to_numpy(y) for name, y in results.items()}
+
+    def mixes_rows(self) -> bool:
+        """Whether a row has other outputs beside copies of it than in the batch that was compared.
+
+        False without a batch of several rows, and if the outputs differ from call to call.
+
+        >>> from keras_tfm.export.verification.comparison import ModelOutputs
+        >>> x = keras.Input((2,), name="x")
+        >>> outputs = ModelOutputs(keras.Model(x, x - ops.mean(x, axis=0, keepdims=True)))
+        >>> outputs.of({"x": np.array([[1, 2], [3, 5]], "float32")})["output"].tolist()
+        [[-1.0, -1.5], [1.0, 1.5]]
+        >>> outputs.mixes_rows()
+        True
+        """
+        if not self._batch:
+            return False
+        copies = {name: np.repeat(x[:1], len(x), axis=0) for name, x in self._batch.items()}
+        beside_copies, first, again = map(self._call, (copies, self._batch, self._batch))
+
+        def differ(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> bool:
+            errors = [difference(x[0], others[name][0]) for name, x in some.items()]
+            scale = max(root_mean_square(x[0]) for x in others.values())
+            return not max(map(root_mean_square, errors)) <= EXACT * max(scale, 1e-6)
+
+        return not differ(again, first) and differ(beside_copies, first)
 
     def logits(self, inputs: Inputs) -> np.ndarray:
         """The first output of the model, before the draft heads that it may have."""

@@ -264,6 +264,12 @@ def verify(
     )
     if result.failures:
         hints = [other_arguments(one, part) for one, part in pairs.values()]
+        hints += [
+            f"{x.model.name} gives a row other outputs beside other rows of its batch: a file runs "
+            "batches of its own, so that the results for a row must not depend on other rows"
+            for x in comparison.outputs.values()
+            if x.mixes_rows()
+        ]
         reasons = "; ".join(filter(None, [*result.failures, *hints]))
         raise VerificationError(f"the file differs from {own_names}: {reasons}", result)
     if tolerance is None:
