@@ -85,14 +85,15 @@ def make_member(
         check: raises if the format of the weights does not allow the signatures.
     """
     pictures, classes = image_processors(model, images), class_names(model, labels)
+    shapes = {name: x.shape for name, x in pictures.items()}
     of_text = [name for name in signatures or () if name.endswith(TEXT)]
     if not of_text or signatures is None:
-        request = Request(model, signatures, **arguments)
+        request = Request(model, signatures, pictures=shapes, **arguments)
         check(request)
         stored = store_tokenizers(request, tokenizer, detokenizer)
         return Member(model, request, make_signatures(request), stored, pictures, classes)
     roles = [*dict.fromkeys(name.removesuffix(TEXT) for name in signatures)]
-    request = Request(model, roles, **arguments)
+    request = Request(model, roles, pictures=shapes, **arguments)
     check(request)
     if request.accelerator == "gpu":
         raise ValueError(

@@ -119,6 +119,7 @@ def export_tflite(
         images: `runtime.ImageProcessor`, how pictures become the model's pixels, with which the
             runtime runs `predict_images` and `detect`; or a dictionary by input. Inputs of pixels,
             which only an `ImageNormalization` reads, are uint8 in the file, with or without it.
+            An open height and width are those of its pictures.
         labels: list of str, names of the classes, in order, no two alike: as many as an output has
             classes; for a detector one fewer, without "no object". Default: those of the head.
         separate_adapters: bool, whether the file is a base for LoRA adapters (`models.enable_lora`)

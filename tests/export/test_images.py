@@ -169,3 +169,32 @@ def test_wrong_pixels_are_one_line(classifier_file, pixels, error, message):
         file.predict(pixels)
     with pytest.raises(ValueError, match="has no image processor: export it with images="):
         file.predict_images(PIXELS)
+
+
+@pytest.mark.parametrize("lengths", [{}, {"source_length": 7}, {"source_length": {"row": [5, 7]}}])
+def test_open_axes_get_the_size_of_the_pictures(lengths, tmp_path):
+    """Also one that is not square; `source_length` is of the other inputs."""
+    from keras_tfm.export import export_tflite
+
+    pixels = keras.Input((None, None, 3), name="pixels")
+    y = layers.ImageNormalization([0.5] * 3, [0.25] * 3)(pixels)
+    y = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(2, 3)(y))
+    inputs = [pixels]
+    if lengths:
+        ids = keras.Input((None,), dtype="int32", name="row")
+        y += keras.ops.mean(layers.TokenEmbedding(11, dim=2, mask_zero=True)(ids), axis=1)
+        inputs.append(ids)
+    model = keras.Model(inputs, y)
+    if isinstance(lengths.get("source_length"), dict):
+        with pytest.raises(ValueError, match=r"several source_lengths need .* but 'row' of"):
+            export_tflite(
+                model, tmp_path / "x.tflite", images=runtime.ImageProcessor((9, 12)), **lengths
+            )
+        return
+    with pytest.raises(ValueError, match=r"or give images, whose size it gets, or source_length"):
+        export_tflite(model, tmp_path / "x.tflite")
+    processor = runtime.ImageProcessor((9, 12))
+    report = export_tflite(model, tmp_path / "x.tflite", images=processor, **lengths)
+    file = runtime.load(report.path).file
+    shapes = {name: x.shape for name, x in file.signatures["predict"].inputs.items()}
+    assert shapes == {"pixels": [1, 9, 12, 3], **({"row": [1, 7]} if lengths else {})}

@@ -156,6 +156,7 @@ class Request:
             "predict".
         static: whether every axis must have a size. If not, a `batch_size` or `source_length` that
             is not given leaves its axis open.
+        pictures: the shape (H, W, C) of the pictures of an input, by name, which its open axes get.
         arguments: see `ExportArguments`.
 
     Attributes:
@@ -170,8 +171,10 @@ class Request:
         roles: Sequence[str] | None = None,
         *,
         static: bool = True,
+        pictures: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
         **arguments: Unpack[ExportArguments],
     ):
+        self.pictures = pictures
         check_keywords(Request, arguments, ExportArguments)
         max_length, start_id = arguments.get("max_length"), arguments.get("start_id")
         prompt_length = arguments.get("prompt_length")
@@ -193,7 +196,7 @@ class Request:
                 "batch_size must be an integer, got None: a .tflite file has fixed axes"
             )
         self.batch_size = _positive("batch_size", batch_size)
-        lengths = source_lengths(self.interface, self.roles, arguments)
+        lengths = source_lengths(self.interface, self.roles, arguments, pictures)
         self.source_lengths, self.own_lengths = lengths.each, lengths.own
         self.prompt_lengths = _lengths("prompt_length", prompt_length)
         self.max_length = None if max_length is None else _integer("max_length", max_length)
@@ -448,7 +451,7 @@ class Request:
                 )
 
     def _check_several(self) -> None:
-        fixed = {*self.own_lengths, *self.padded}
+        fixed = {*self.own_lengths, *self.padded, *self.pictures}
         fixed |= {self.target} if self.is_stepped else set()
         inputs = self.interface.inputs
         open_ = [name for name, x in inputs.items() if x.is_open and name not in fixed]
@@ -478,13 +481,15 @@ class Request:
             here = lengths.get(name, self.own_lengths.get(name, here))
             if here is None and self.static and known.audio is not None:
                 here = known.audio.length  # what the layer pads to
-            shape = [self.batch_size, *(here if d is None else d for d in x.shape[1:])]
+            sizes = self.pictures.get(name, (here,) * (len(x.shape) - 1))
+            own = zip(x.shape[1:], sizes, strict=True)
+            shape = [self.batch_size, *(size if d is None else d for d, size in own)]
             if self.static and None in shape:
                 if shape.count(None) > 1:  # a picture
                     raise ValueError(
                         f"input {name!r} has shape {tuple(x.shape)}: build the model with its "
-                        "sizes, as of keras.Input((240, 320, 3)), or give source_length, the "
-                        "length of each open axis"
+                        "sizes, as of keras.Input((240, 320, 3)), or give images, whose size it "
+                        "gets, or source_length, the length of each open axis"
                     )
                 raise ValueError(
                     f"input {name!r} has shape {tuple(x.shape)}: give source_length, the length to "
@@ -519,7 +524,10 @@ class SourceLengths(NamedTuple):
 
 
 def source_lengths(
-    interface: Interface, roles: Sequence[str], arguments: ExportArguments
+    interface: Interface,
+    roles: Sequence[str],
+    arguments: ExportArguments,
+    pictures: Collection[str] = (),
 ) -> SourceLengths:
     """The lengths of the inputs with an open axis: one for all, several, or by input.
 
@@ -527,6 +535,7 @@ def source_lengths(
         interface: that of the model.
         roles: those of the signatures.
         arguments: of the export, with "source_length" and "target".
+        pictures: inputs whose axes have the size of their pictures.
 
     Raises:
         ValueError: a length is out of range, or by input: an input is unknown, has no open axis, or
@@ -538,7 +547,7 @@ def source_lengths(
     inputs, target = interface.inputs, arguments.get("target")
     is_stepped = not set(roles) <= set(WITHOUT_STEPS)
     stepped = interface.find_target(target) if is_stepped else None
-    open_ = [name for name, x in inputs.items() if x.is_open and name != stepped]
+    open_ = [name for name, x in inputs.items() if x.is_open and name not in (stepped, *pictures)]
     unknown = [name for name in given if name not in open_]
     known_otherwise = [name for name, x in inputs.items() if x.audio and x.audio.length]
     if arguments.get("max_length") is not None and len(inputs) > 1:
