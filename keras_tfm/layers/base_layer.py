@@ -9,6 +9,7 @@ Example:
 True
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -241,7 +242,7 @@ class RematerializedLayer(Recomputation):
         self._quantized = quantized
 
     def get_config(self) -> Config:
-        """The arguments of the base, and how `quantize` changed the projections inside, if it did.
+        """The constructor's arguments, and how `quantize` changed projections inside, if it did.
 
         Projections are made by `build`, so the configuration of a layer does not have theirs.
         """
@@ -254,7 +255,28 @@ class RematerializedLayer(Recomputation):
             for i, layer in enumerate(self._projections())
             if layer.quantization_mode is not None
         ]
-        return {**super().get_config(), **({"quantized": quantized} if quantized else {})}
+        own = {"quantized": quantized} if quantized else {}
+        return {**self._constructor_arguments(), **super().get_config(), **own}
+
+    def _constructor_arguments(self) -> Config:
+        """The arguments that the layer keeps as attributes with their names, as a configuration.
+
+        A class with its own `get_config` says there what its constructor takes.
+        """
+        classes = type(self).__mro__
+        names: dict[str, None] = {}
+        for cls in classes[: classes.index(RematerializedLayer)]:
+            constructor = vars(cls).get("__init__")
+            parameters = inspect.signature(constructor).parameters if constructor else {}
+            if "get_config" in vars(cls):
+                names = {x: None for x in names if x not in parameters}
+            else:
+                names |= dict.fromkeys(parameters)
+        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return {
+            name: keras.activations.serialize(value) if callable(value) else value
+            for name, value in values.items()
+        }
 
     def after_build(self) -> None:
         """Quantizes the projections that were quantized in the layer that was saved or copied."""

@@ -16,7 +16,7 @@ from keras_tfm.layers.arguments import (
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.target import current_target
-from keras_tfm.layers.types import Activation, Config, Initializer, Shape, Tensor
+from keras_tfm.layers.types import Activation, Initializer, Shape, Tensor
 
 _LAYERS = ("inner", "outer")
 
@@ -120,17 +120,3 @@ class FeedForward(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape) -> Shape:
         """The shape of the input."""
         return x_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "intermediate_dim": self.intermediate_dim,
-            "activation": keras.activations.serialize(self.activation),
-            "gated": self.gated,
-            "gate_scale": self.gate_scale,
-            "dropout": self.dropout,
-            "use_bias": self.use_bias,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-        }

@@ -127,19 +127,6 @@ class AttentionPooling(RematerializedLayer):
         """(B, D)."""
         return (x_shape[0], x_shape[-1])
 
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "intermediate_dim": self.intermediate_dim,
-            "activation": keras.activations.serialize(self.activation),
-            "dropout": self.dropout,
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-        }
-
 
 class _ProbeAttention(MultiHeadAttention):
     """Attention from one vector to a sequence; made by its layer, and not saved alone.

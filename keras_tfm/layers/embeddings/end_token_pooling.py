@@ -9,7 +9,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.finite_padding import finite_padding
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -84,7 +84,3 @@ class EndTokenPooling(RematerializedLayer):
     def compute_output_shape(self, inputs_shape: Shape, *_: object, **__: object) -> Shape:
         """(B, D)."""
         return (inputs_shape[0], inputs_shape[-1])
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {**super().get_config(), "end_id": self.end_id}

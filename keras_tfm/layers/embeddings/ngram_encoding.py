@@ -11,7 +11,7 @@ from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.layer_normalization import LayerNormalization
-from keras_tfm.layers.types import Activation, Config, Initializer, Shape, Tensor
+from keras_tfm.layers.types import Activation, Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -106,14 +106,3 @@ class NGramEncoding(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Shape:
         """The shape of `x`."""
         return x_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "kernel_size": self.kernel_size,
-            "activation": keras.activations.serialize(self.activation),
-            "dropout": self.dropout,
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-        }

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.base_layer import RematerializedLayer
-from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
+from keras_tfm.layers.types import Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -58,10 +58,3 @@ class OutputBias(RematerializedLayer):
     def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         """The shape of the input."""
         return inputs_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "initializer": keras.initializers.serialize(self.initializer),
-        }

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.base_layer import RematerializedLayer
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -71,12 +71,3 @@ class PadTokens(RematerializedLayer):
     def compute_output_shape(self, tokens_shape: Shape) -> Shape:
         """(B, length)."""
         return (tokens_shape[0], self.length)
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "length": self.length,
-            "pad_id": self.pad_id,
-            "vocabulary_size": self.vocabulary_size,
-        }

@@ -9,7 +9,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer, check_sequence
 from keras_tfm.layers.base_layer import RematerializedLayer
-from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
+from keras_tfm.layers.types import Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -91,15 +91,6 @@ class PrefixTokens(RematerializedLayer):
         axes = x_shape[1:-1]
         length = None if None in axes else self.count + math.prod(axes)
         return (x_shape[0], length, x_shape[-1])
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "count": self.count,
-            "index": self.index,
-            "initializer": keras.initializers.serialize(self.initializer),
-        }
 
 
 def as_sequence(x: Tensor) -> Tensor:

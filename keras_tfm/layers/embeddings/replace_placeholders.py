@@ -14,7 +14,7 @@ from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.decoding.cache import value_of
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.embeddings.lookup import as_integers, is_traced
-from keras_tfm.layers.types import Config, Shape, Size, Tensor
+from keras_tfm.layers.types import Shape, Size, Tensor
 from keras_tfm.runtime.decoding.placeholders import check_count
 
 _checks: ContextVar[bool] = ContextVar("checks_placeholders", default=True)
@@ -209,10 +209,6 @@ class ReplacePlaceholders(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Shape:
         """(B, T, D)."""
         return x_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {**super().get_config(), "token_id": self.token_id, "group": self.group}
 
 
 def _size(x: Tensor, axis: int) -> Size:

@@ -9,7 +9,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer, check_sequence
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.embeddings.lookup import as_integers, lookup
-from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
+from keras_tfm.layers.types import Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -77,11 +77,3 @@ class SegmentEmbedding(RematerializedLayer):
     ) -> Shape:
         """The shape of the input."""
         return inputs_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "num_segments": self.num_segments,
-            "initializer": keras.initializers.serialize(self.initializer),
-        }

@@ -9,7 +9,7 @@ from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.multi_head_attention.masks import as_boolean
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Shape, Tensor
 
 MODES = ("mean", "max", "first", "last", "mean_sqrt_length", "weighted_mean")
 
@@ -99,10 +99,6 @@ class SequencePooling(RematerializedLayer):
     def compute_output_shape(self, inputs_shape: Shape, mask_shape: Shape | None = None) -> Shape:
         """(B, D)."""
         return (inputs_shape[0], inputs_shape[-1])
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {**super().get_config(), "mode": self.mode}
 
 
 def _maximum(x: Tensor, real: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.multi_head_attention.masks import as_boolean
 from keras_tfm.layers.target import current_target
-from keras_tfm.layers.types import Config, Tensor
+from keras_tfm.layers.types import Tensor
 from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
 
 # The padding id of rows whose padding is no token of the vocabulary.
@@ -106,7 +106,3 @@ class TokenMask(RematerializedLayer):
     def compute_output_spec(self, inputs: Tensor, mask: Tensor | None = None) -> keras.KerasTensor:
         """Shape and dtype of the result."""
         return keras.KerasTensor(inputs.shape, dtype="bool")
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {**super().get_config(), "pad_id": self.pad_id, "padding": self.padding}

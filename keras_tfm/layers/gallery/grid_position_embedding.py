@@ -11,7 +11,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.layers.positions.position_embedding import PositionTable
-from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
+from keras_tfm.layers.types import Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -88,11 +88,3 @@ class GridPositionEmbedding(PositionTable):
         if "text" not in self.tables:
             return cells
         return ops.concatenate([ops.convert_to_tensor(self.tables["text"]), cells], axis=0)
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "text_length": self.text_length,
-            "grid": self.grid,
-        }

@@ -14,7 +14,7 @@ from keras_tfm.layers.gallery.msa_row_attention import MSARowAttention
 from keras_tfm.layers.gallery.pair_block import pair_mask
 from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask
 from keras_tfm.layers.layer_normalization import LayerNormalization
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -116,15 +116,3 @@ class MSABlock(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape, pairs_shape: Shape | None = None) -> Shape:
         """The shape of the first input."""
         return x_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "transition_factor": self.transition_factor,
-            "global_attention": self.global_attention,
-            "dropout": self.dropout,
-            "epsilon": self.epsilon,
-        }

@@ -11,7 +11,7 @@ from keras_tfm.layers.gallery.gated_attention import GatedAttention
 from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.heads import swap
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -81,12 +81,3 @@ class MSAColumnAttention(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape) -> Shape:
         """The shape of the input."""
         return x_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "epsilon": self.epsilon,
-        }

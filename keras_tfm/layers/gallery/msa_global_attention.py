@@ -13,7 +13,7 @@ from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.attention import attention
 from keras_tfm.layers.multi_head_attention.heads import merge_heads, split_heads, swap
 from keras_tfm.layers.multi_head_attention.masks import from_keys
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -102,15 +102,6 @@ class MSAGlobalAttention(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape) -> Shape:
         """The shape of the input."""
         return x_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "epsilon": self.epsilon,
-        }
 
 
 def _mean_of_columns(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gallery.gated_attention import GatedAttention, normal
 from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask, check_pairs
 from keras_tfm.layers.layer_normalization import LayerNormalization
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -97,12 +97,3 @@ class MSARowAttention(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape, pairs_shape: Shape | None = None) -> Shape:
         """The shape of the first input."""
         return x_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "epsilon": self.epsilon,
-        }

@@ -13,7 +13,7 @@ from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.blockwise import cut
 from keras_tfm.layers.multi_head_attention.heads import swap
-from keras_tfm.layers.types import Config, Shape, Size, Tensor
+from keras_tfm.layers.types import Shape, Size, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -114,15 +114,6 @@ class OuterProductMean(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape) -> Shape:
         """(B, N, N, E)."""
         return (x_shape[0], x_shape[2], x_shape[2], self.dim)
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "dim": self.dim,
-            "hidden_dim": self.hidden_dim,
-            "epsilon": self.epsilon,
-        }
 
 
 def _products(first: Tensor, second: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from keras_tfm.layers.gallery.triangle_attention import TriangleAttention
 from keras_tfm.layers.gallery.triangle_multiplication import TriangleMultiplication
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.heads import swap
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -143,19 +143,6 @@ class PairBlock(RematerializedLayer):
     def compute_output_shape(self, pairs_shape: Shape, x_shape: Shape | None = None) -> Shape:
         """The shape of the first input."""
         return pairs_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "outer_dim": self.outer_dim,
-            "hidden_dim": self.hidden_dim,
-            "transition_factor": self.transition_factor,
-            "dropout": self.dropout,
-            "epsilon": self.epsilon,
-        }
 
 
 def pair_mask(mask: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.embeddings.lookup import as_integers, lookup
 from keras_tfm.layers.embeddings.token_embedding import TokenEmbedding
 from keras_tfm.layers.multi_head_attention.masks import distances
-from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor
+from keras_tfm.layers.types import Initializer, Shape, Size, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -106,13 +106,3 @@ class PairEmbedding(RematerializedLayer):
     ) -> Shape:
         """(B, N, N, E)."""
         return (*tokens_shape, tokens_shape[1], self.dim)
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "vocabulary_size": self.vocabulary_size,
-            "dim": self.dim,
-            "max_distance": self.max_distance,
-            "initializer": keras.initializers.serialize(self.initializer),
-        }

@@ -11,7 +11,7 @@ from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.layer_normalization import LayerNormalization
-from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
+from keras_tfm.layers.types import Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -129,16 +129,3 @@ class RegionEmbedding(RematerializedLayer):
     ) -> Shape:
         """(B, N, D)."""
         return (*features_shape[:-1], self.dim)
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "dim": self.dim,
-            "separate_norms": self.separate_norms,
-            "area": self.area,
-            "epsilon": self.epsilon,
-            "dropout": self.dropout,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-        }

@@ -12,7 +12,7 @@ from keras_tfm.layers.gallery.gated_attention import normal
 from keras_tfm.layers.gallery.pair_shapes import check_mask, check_pairs
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.heads import swap
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -109,12 +109,3 @@ class TriangleMultiplication(RematerializedLayer):
     def compute_output_shape(self, pairs_shape: Shape) -> Shape:
         """The shape of the input."""
         return pairs_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "hidden_dim": self.hidden_dim,
-            "incoming": self.incoming,
-            "epsilon": self.epsilon,
-        }

@@ -9,7 +9,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.base_layer import RematerializedLayer
-from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor
+from keras_tfm.layers.types import Initializer, Shape, Size, Tensor
 
 PADDINGS = ("valid", "same")
 
@@ -135,16 +135,3 @@ class PatchEmbedding(RematerializedLayer):
                 f"{self.name}: images must be at least as large as a patch, {self.patch_size}, "
                 f"got height and width {tuple(shape[1:3])}"
             )
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "dim": self.dim,
-            "patch_size": self.patch_size,
-            "stride": self.stride,
-            "padding": self.padding,
-            "use_bias": self.use_bias,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-        }

@@ -29,7 +29,7 @@ from keras_tfm.layers.multi_head_attention.stepped_attention import stepped_atte
 from keras_tfm.layers.positions.attention_position import AttentionPosition, PositionTerms
 from keras_tfm.layers.positions.coordinates import Positions, as_tensor
 from keras_tfm.layers.target import current_target
-from keras_tfm.layers.types import Config, Shape, Size, Tensor, Window
+from keras_tfm.layers.types import Shape, Size, Tensor, Window
 
 # The `gate` that is projected together with the queries.
 GATED_QUERY = "query"
@@ -621,17 +621,6 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         value_dim = self.value_dim or key_dim
         widths = (self._groups * key_dim, self._groups * value_dim)
         return (x_shape, *((*x_shape[:-1], width) for width in widths))
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "causal": self.causal,
-            "window": self.window,
-            "tied_values": self.tied_values,
-            "key_value": self.key_value,
-            "merged": self.merged,
-        }
 
 
 def _with_zeros(bias: Tensor, count: Size) -> Tensor:

@@ -14,7 +14,7 @@ from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.embeddings.lookup import is_traced, lookup
 from keras_tfm.layers.positions.coordinates import Span, as_tensor
 from keras_tfm.layers.target import current_target
-from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
+from keras_tfm.layers.types import Initializer, Shape, Tensor
 
 
 class PositionTable(RematerializedLayer):
@@ -48,14 +48,6 @@ class PositionTable(RematerializedLayer):
     def compute_output_shape(self, inputs_shape: Shape, *_: object, **__: object) -> Shape:
         """The shape of the input."""
         return inputs_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "initializer": keras.initializers.serialize(self.initializer),
-            "dropout": self.dropout,
-        }
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -123,14 +115,6 @@ class PositionEmbedding(PositionTable):
     def table(self) -> Tensor:
         """The vectors of all positions, (max_length, D)."""
         return self.positions[self.offset :]
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "max_length": self.max_length,
-            "offset": self.offset,
-        }
 
 
 def _position_rows(name: str, table: Tensor, inputs: Tensor, given: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from keras_tfm.layers.arguments import as_initializer, check_sequence
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.images.patch_embedding import as_pair, height_and_width
-from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor
+from keras_tfm.layers.types import Initializer, Shape, Size, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -134,18 +134,6 @@ class PositionEmbedding2D(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape, patches_shape: Shape | None = None) -> Shape:
         """The shape of the first input."""
         return x_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "grid": self.grid,
-            "prefix": self.prefix,
-            "initializer": keras.initializers.serialize(self.initializer),
-            "dropout": self.dropout,
-            "antialias": self.antialias,
-            "interpolation": self.interpolation,
-        }
 
 
 def bicubic(size: int, new_size: Size, antialias: bool = False) -> Tensor:

@@ -13,7 +13,7 @@ from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.multi_head_attention.heads import merge_last
 from keras_tfm.layers.positions.coordinates import Span
 from keras_tfm.layers.positions.sinusoids import angular_frequencies, sinusoids
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -103,13 +103,3 @@ class PositionalEncoding(RematerializedLayer):
     def compute_output_shape(self, inputs_shape: Shape, *_: object, **__: object) -> Shape:
         """The shape of the input."""
         return inputs_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "max_wavelength": self.max_wavelength,
-            "dropout": self.dropout,
-            "interleaved": self.interleaved,
-            "offset": self.offset,
-        }

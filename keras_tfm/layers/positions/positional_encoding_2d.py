@@ -11,7 +11,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer, check_positive
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.positions.sinusoids import angular_frequencies
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Shape, Tensor
 
 # As in DETR: where an image has no pixels at all, the fraction is 0.
 _EPSILON = 1e-6
@@ -122,12 +122,3 @@ class PositionalEncoding2D(RematerializedLayer):
         """(1 or B, H', W', D)."""
         batch = 1 if mask_shape is None else mask_shape[0]
         return (batch, *x_shape[1:3], self._width(x_shape))
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "dim": self.dim,
-            "max_wavelength": self.max_wavelength,
-            "scale": self.scale,
-        }

@@ -13,7 +13,7 @@ from keras_tfm.layers.recurrent.causal_convolution import causal_convolution, ze
 from keras_tfm.layers.recurrent.delta_rule import gated_delta_rule
 from keras_tfm.layers.recurrent.token_mixer import TokenMixer
 from keras_tfm.layers.rms_normalization import RMSNormalization
-from keras_tfm.layers.types import Activation, Config, Shape, Size, Tensor
+from keras_tfm.layers.types import Activation, Shape, Size, Tensor
 
 # Added to the squared length of queries and keys.
 _EPSILON = 1e-6
@@ -183,19 +183,6 @@ class GatedDeltaNet(TokenMixer):
             x = ops.repeat(x, self.num_heads // x.shape[1], axis=1)
         second = x.shape[2] or ops.shape(x)[2]
         return ops.reshape(x, (-1, second, *x.shape[3:]))
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "value_dim": self.value_dim,
-            "num_key_heads": self.num_key_heads,
-            "kernel_size": self.kernel_size,
-            "activation": keras.activations.serialize(self.activation),
-            "epsilon": self.epsilon,
-        }
 
 
 def _unit(x: Tensor) -> Tensor:

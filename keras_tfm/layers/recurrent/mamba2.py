@@ -21,7 +21,7 @@ from keras_tfm.layers.multi_head_attention.heads import (
 from keras_tfm.layers.recurrent.causal_convolution import causal_convolution, zero_padding
 from keras_tfm.layers.recurrent.state_space import repeat_each, scan_state_space
 from keras_tfm.layers.recurrent.token_mixer import TokenMixer
-from keras_tfm.layers.types import Activation, Config, Shape, Size, Tensor
+from keras_tfm.layers.types import Activation, Shape, Size, Tensor
 
 _LAYERS = ("input_projection", "output_projection")
 _NORMS = ("after_gate", "before_gate", None)
@@ -232,24 +232,6 @@ class Mamba2(TokenMixer):
         # The last factor is no constant: see `RMSNormalization`.
         y = y * ops.reshape(ops.cast(self.scale, y.dtype), (groups, width))
         return merge_last(y * ops.rsqrt(mean_square + self.epsilon))
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "state_dim": self.state_dim,
-            "num_groups": self.num_groups,
-            "kernel_size": self.kernel_size,
-            "activation": keras.activations.serialize(self.activation),
-            "epsilon": self.epsilon,
-            "use_bias": self.use_bias,
-            "convolution_bias": self.convolution_bias,
-            "time_step_limit": self.time_step_limit,
-            "norm": self.norm,
-            "projection_scales": self.projection_scales,
-        }
 
 
 def _as_limit(limit: Any) -> list[float] | None:

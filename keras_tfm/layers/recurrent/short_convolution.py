@@ -7,7 +7,7 @@ import keras
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.recurrent.causal_convolution import causal_convolution
 from keras_tfm.layers.recurrent.token_mixer import TokenMixer
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -73,11 +73,3 @@ class ShortConvolution(TokenMixer):
         before, after, h = self._project(self.input_projection, x, *[x.shape[-1]] * 3)
         z = causal_convolution(self.name, before * h, self.kernel, self.bias, mask)
         return self.output_projection(after * z)
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "kernel_size": self.kernel_size,
-            "use_bias": self.use_bias,
-        }

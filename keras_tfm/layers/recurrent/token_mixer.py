@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
@@ -12,7 +11,7 @@ from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.target import current_target
-from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor
+from keras_tfm.layers.types import Initializer, Shape, Size, Tensor
 
 
 class TokenMixer(RematerializedLayer):
@@ -79,14 +78,6 @@ class TokenMixer(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape) -> Shape:
         """The shape of the input."""
         return x_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-        }
 
 
 def _missing(x: Tensor) -> tuple[Size, Size] | None:

@@ -20,7 +20,7 @@ from keras_tfm.layers.arguments import as_activation
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.multi_head_attention.heads import merge_last, split_last
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
-from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Tensor
+from keras_tfm.layers.types import Activation, Arguments, DType, Shape, Tensor
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, each_window, initializer
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
@@ -101,10 +101,6 @@ class LayerInputs(RematerializedLayer):
         """The shape of the embeddings."""
         return layer_embeddings_shape
 
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {**super().get_config(), "dim": self.dim, "epsilon": self.epsilon}
-
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class LayerInput(RematerializedLayer):
@@ -177,16 +173,6 @@ class LayerInput(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Shape:
         """The shape of the features."""
         return x_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "index": self.index,
-            "dim": self.dim,
-            "activation": keras.activations.serialize(self.activation),
-            "epsilon": self.epsilon,
-        }
 
 
 @builder

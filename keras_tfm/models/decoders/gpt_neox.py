@@ -24,7 +24,7 @@ from keras_tfm.layers import (
 )
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
-from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Tensor
+from keras_tfm.layers.types import Activation, Arguments, DType, Shape, Tensor
 from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
 from keras_tfm.models.identity import builder, check_model_type
 from keras_tfm.models.model import Model
@@ -171,10 +171,6 @@ class HeadNormalization(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape) -> Shape:
         """The shape of the input."""
         return x_shape
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {**super().get_config(), "epsilon": self.epsilon}
 
 
 @builder

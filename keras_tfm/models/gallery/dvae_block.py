@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number
 from keras_tfm.layers.base_layer import RematerializedLayer
-from keras_tfm.layers.types import Config, DType, Shape, Tensor
+from keras_tfm.layers.types import DType, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -86,15 +86,6 @@ class DVAEBlock(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape) -> Shape:
         """(B, H, W, dim)."""
         return (*x_shape[:-1], self.dim)
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "dim": self.dim,
-            "windows": self.windows,
-            "gain": self.gain,
-        }
 
 
 def convolution(name: str, dim: int, window: int, dtype: DType) -> keras.layers.Conv2D:

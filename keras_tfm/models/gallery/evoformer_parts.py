@@ -9,7 +9,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers import LayerNormalization
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.gallery.gated_attention import normal
-from keras_tfm.layers.types import Config, Shape, Tensor
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -88,10 +88,6 @@ class RecycledTarget(RematerializedLayer):
         """The shape of the first input."""
         return x_shape
 
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {**super().get_config(), "epsilon": self.epsilon}
-
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class TargetFeatures(RematerializedLayer):
@@ -143,7 +139,3 @@ class TargetFeatures(RematerializedLayer):
     def compute_output_shape(self, tokens_shape: Shape, x_shape: Shape) -> Shape:
         """(B, N, C)."""
         return (x_shape[0], x_shape[2], self.dim)
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {**super().get_config(), "dim": self.dim}

@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number
 from keras_tfm.layers.base_layer import RematerializedLayer
-from keras_tfm.layers.types import Arguments, Config, DType, Shape, Tensor
+from keras_tfm.layers.types import Arguments, DType, Shape, Tensor
 from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.heads.head_base import token
 from keras_tfm.models.identity import Marker, builder, outputs_in
@@ -247,10 +247,6 @@ class LogitScale(RematerializedLayer):
         """(B, 1)."""
         return (x_shape[0], 1)
 
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {**super().get_config(), "initial": self.initial, "maximum": self.maximum}
-
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class LogitBias(RematerializedLayer):
@@ -295,10 +291,6 @@ class LogitBias(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape) -> Shape:
         """(B, 1)."""
         return (x_shape[0], 1)
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {**super().get_config(), "initial": self.initial}
 
 
 class _AtMost(keras.constraints.Constraint):

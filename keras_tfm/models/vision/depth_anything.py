@@ -11,7 +11,7 @@ from keras_tfm.arguments import check_integer, check_positive
 from keras_tfm.layers import LayerNormalization
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.images.patch_embedding import as_pair, height_and_width
-from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Size, Tensor
+from keras_tfm.layers.types import Activation, Arguments, DType, Shape, Size, Tensor
 from keras_tfm.models.features_of import block_numbers
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
@@ -258,10 +258,6 @@ class AlignedResize(RematerializedLayer):
         """The shape of the result."""
         sizes = (None if size is None else self.scale * size for size in other_shape[1:3])
         return (x_shape[0], *sizes, x_shape[-1])
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {**super().get_config(), "scale": self.scale}
 
 
 def resize_by_products(x: Tensor, height: Size, width: Size) -> Tensor:

@@ -11,7 +11,7 @@ from keras_tfm.layers import ImageNormalization, LayerNormalization, PositionalE
 from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.images.patch_embedding import as_pair
-from keras_tfm.layers.types import Activation, Arguments, Config, DType, Initializer, Shape, Tensor
+from keras_tfm.layers.types import Activation, Arguments, DType, Initializer, Shape, Tensor
 from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.encoder_decoders.encoder_decoder import Blocks
 from keras_tfm.models.heads.head_base import checked_labels
@@ -262,12 +262,3 @@ class ObjectQueries(RematerializedLayer):
     def compute_output_shape(self, x_shape: Shape) -> Shape:
         """(B, N, D) and (1, N, D)."""
         return (x_shape[0], self.num_queries, self.dim), (1, self.num_queries, self.dim)
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "num_queries": self.num_queries,
-            "dim": self.dim,
-            "initializer": keras.initializers.serialize(self.initializer),
-        }

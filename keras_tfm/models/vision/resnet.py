@@ -10,7 +10,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers import ImageNormalization
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.images.patch_embedding import as_pair
-from keras_tfm.layers.types import Arguments, Config, DType, Shape, Tensor
+from keras_tfm.layers.types import Arguments, DType, Shape, Tensor
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
@@ -217,16 +217,6 @@ class ResNetBlock(RematerializedLayer):
 
     def _norm(self, name: str) -> keras.layers.Layer:
         return _norm(name, self.frozen_batch_norm, self.dtype_policy)
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "dim": self.dim,
-            "stride": self.stride,
-            "bottleneck": self.bottleneck,
-            "frozen_batch_norm": self.frozen_batch_norm,
-        }
 
 
 def _convolution(
