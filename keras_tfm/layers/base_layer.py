@@ -240,6 +240,7 @@ class RematerializedLayer(Recomputation):
     def __init__(self, *, quantized: list[Config] | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         self._quantized = quantized
+        self.supports_masking = True
 
     def get_config(self) -> Config:
         """The constructor's arguments, and how `quantize` changed projections inside, if it did.

@@ -50,7 +50,6 @@ class ElementwiseAffine(RematerializedLayer):
         super().__init__(**kwargs)
         self.gamma_initializer = as_initializer("gamma_initializer", gamma_initializer)
         self.beta_initializer = as_initializer("beta_initializer", beta_initializer)
-        self.supports_masking = True
 
     def build(self, x_shape: Shape) -> None:
         """Creates gamma and beta for inputs of width D."""

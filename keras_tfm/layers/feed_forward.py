@@ -86,7 +86,6 @@ class FeedForward(RematerializedLayer):
         self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
-        self.supports_masking = True
 
     def build(self, x_shape: Shape) -> None:
         """Creates both layers for inputs of width D."""

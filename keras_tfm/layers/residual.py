@@ -96,7 +96,6 @@ class Residual(RematerializedLayer):
         self.output_scale = output_scale
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.drop_path_layer = Dropout(drop_path, dtype=self.dtype_policy)
-        self.supports_masking = True
 
     def _norms(self) -> list[keras.Layer]:
         norms = [self.input_norm, self.output_norm, self.sum_norm]

@@ -103,7 +103,6 @@ class TransformerBlock(RematerializedLayer):
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
         self.causal = causal
         self.parallel = parallel
-        self.supports_masking = True
         parts = {
             "self_attention": self_attention,
             "cross_attention": cross_attention,

@@ -89,7 +89,6 @@ class AttentionPooling(RematerializedLayer):
         self.feed_forward = FeedForward(
             intermediate_dim, self.activation, name="feed_forward", **self._options()
         )
-        self.supports_masking = True
 
     def _options(self) -> Config:
         return {

@@ -1,7 +1,5 @@
 """Each token's vector beside those of its neighbours."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
@@ -39,10 +37,6 @@ class ConcatenateNeighbors(RematerializedLayer):
     >>> ConcatenateNeighbors()(x).numpy().tolist()
     [[[2.0, 1.0, 0.0], [3.0, 2.0, 1.0], [0.0, 3.0, 2.0]]]
     """
-
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.supports_masking = True
 
     def build(self, x_shape: Shape) -> None:
         """Checks the shape: there are no weights."""

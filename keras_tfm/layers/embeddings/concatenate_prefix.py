@@ -45,10 +45,6 @@ class ConcatenatePrefix(RematerializedLayer):
     (2, 8, 8)
     """
 
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.supports_masking = True
-
     def build(self, inputs_shape: Shape) -> None:
         """Checks the shapes; there are no weights."""
         check_pair(self.name, inputs_shape)

@@ -49,7 +49,6 @@ class EndTokenPooling(RematerializedLayer):
         super().__init__(**kwargs)
         check_integer("end_id", end_id, minimum=0, optional=True)
         self.end_id = end_id
-        self.supports_masking = True
 
     def build(self, inputs_shape: Shape, tokens_shape: Shape) -> None:
         """Checks the shapes; there are no weights."""

@@ -70,7 +70,6 @@ class NGramEncoding(RematerializedLayer):
         self.norm = LayerNormalization(
             epsilon=layer_norm_epsilon, dtype=self.dtype_policy, name="norm"
         )
-        self.supports_masking = True
 
     def build(self, x_shape: Shape, embedded_shape: Shape) -> None:
         """Creates the kernel and the normalisation's weights."""

@@ -40,7 +40,6 @@ class OutputBias(RematerializedLayer):
     def __init__(self, initializer: Initializer = "zeros", **kwargs: Any):
         super().__init__(**kwargs)
         self.initializer = as_initializer("initializer", initializer)
-        self.supports_masking = True
 
     def build(self, inputs_shape: Shape) -> None:
         """Creates b for inputs of width V."""

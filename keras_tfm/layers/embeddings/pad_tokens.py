@@ -42,6 +42,7 @@ class PadTokens(RematerializedLayer):
 
     def __init__(self, length: int, pad_id: int, vocabulary_size: int, **kwargs: Any):
         super().__init__(**kwargs)
+        self.supports_masking = False  # the output has another shape
         check_integer("length", length)
         check_integer("vocabulary_size", vocabulary_size)
         check_integer("pad_id", pad_id, minimum=0)

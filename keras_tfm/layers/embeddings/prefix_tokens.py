@@ -55,7 +55,6 @@ class PrefixTokens(RematerializedLayer):
         if initializer is None:
             initializer = keras.initializers.RandomNormal(stddev=0.02)
         self.initializer = as_initializer("initializer", initializer)
-        self.supports_masking = True
 
     def build(self, x_shape: Shape) -> None:
         """Creates the tokens for a sequence of width D."""

@@ -1,7 +1,6 @@
 """The tokens of a decoder-only model without the features that stand before them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 from keras import ops
@@ -38,10 +37,6 @@ class RemovePrefix(RematerializedLayer):
     >>> bool(np.array_equal(RemovePrefix()([features, x]), tokens))
     True
     """
-
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.supports_masking = True
 
     def build(self, inputs_shape: Shape) -> None:
         """Checks the shapes; there are no weights."""

@@ -123,7 +123,6 @@ class ReplacePlaceholders(RematerializedLayer):
         check_integer("group", group, optional=True)
         self.token_id = token_id
         self.group = group
-        self.supports_masking = True
 
     def build(self, x_shape: Shape, tokens_shape: Shape, features_shape: Shape) -> None:
         """Checks the shapes; there are no weights."""

@@ -53,7 +53,6 @@ class SegmentEmbedding(RematerializedLayer):
         if initializer is None:
             initializer = keras.initializers.RandomNormal(stddev=0.02)
         self.initializer = as_initializer("initializer", initializer)
-        self.supports_masking = True
 
     def build(self, inputs_shape: Shape, segments_shape: Shape | None = None) -> None:
         """Creates the table for inputs of width D."""

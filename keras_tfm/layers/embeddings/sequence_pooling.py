@@ -57,7 +57,6 @@ class SequencePooling(RematerializedLayer):
         if mode not in MODES:
             raise ValueError(f"mode must be one of {list(MODES)}, got {mode!r}")
         self.mode = mode
-        self.supports_masking = True
 
     def build(self, inputs_shape: Shape, mask_shape: Shape | None = None) -> None:
         """Checks the shape; there are no weights."""

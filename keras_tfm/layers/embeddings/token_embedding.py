@@ -114,7 +114,6 @@ class TokenEmbedding(RematerializedLayer):
         self.embeddings_initializer = as_initializer(
             "embeddings_initializer", embeddings_initializer
         )
-        self.supports_masking = True
 
     def build(self, inputs_shape: Shape | None = None) -> None:
         """Creates the table: its shape does not depend on the input."""

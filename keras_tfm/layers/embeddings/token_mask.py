@@ -92,7 +92,6 @@ class TokenMask(RematerializedLayer):
     def __init__(self, pad_id: int, padding: str = "anywhere", **kwargs: Any):
         super().__init__(**kwargs)
         self.pad_id, self.padding = pad_id, padding
-        self.supports_masking = True
         self.built = True
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:

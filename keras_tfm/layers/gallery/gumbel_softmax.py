@@ -61,7 +61,6 @@ class GumbelSoftmax(RematerializedLayer):
         self.straight_through = straight_through
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
-        self.supports_masking = True
 
     def build(self, logits_shape: Shape) -> None:
         """Creates the variable of the temperature."""

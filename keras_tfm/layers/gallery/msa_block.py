@@ -82,7 +82,6 @@ class MSABlock(RematerializedLayer):
         self.transition_norm = LayerNormalization(
             epsilon=epsilon, dtype=policy, name="transition_norm"
         )
-        self.supports_masking = True
 
     def build(self, x_shape: Shape, pairs_shape: Shape) -> None:
         """Creates the parts for rows of width D and pairs of width E."""

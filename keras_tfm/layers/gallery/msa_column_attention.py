@@ -60,7 +60,6 @@ class MSAColumnAttention(RematerializedLayer):
         policy = self.dtype_policy
         self.norm = LayerNormalization(epsilon=epsilon, dtype=policy, name="norm")
         self.attention = GatedAttention(num_heads, head_dim, dtype=policy, name="attention")
-        self.supports_masking = True
 
     def build(self, x_shape: Shape) -> None:
         """Creates the projections for inputs of width D."""

@@ -65,7 +65,6 @@ class MSAGlobalAttention(RematerializedLayer):
         self.kernel_initializer = keras.initializers.GlorotUniform()
         self.bias_initializer = keras.initializers.Zeros()
         self.norm = LayerNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
-        self.supports_masking = True
 
     def build(self, x_shape: Shape) -> None:
         """Creates the projections for inputs of width D."""

@@ -66,7 +66,6 @@ class MSARowAttention(RematerializedLayer):
         self.norm = LayerNormalization(epsilon=epsilon, dtype=policy, name="norm")
         self.pair_norm = LayerNormalization(epsilon=epsilon, dtype=policy, name="pair_norm")
         self.attention = GatedAttention(num_heads, head_dim, dtype=policy, name="attention")
-        self.supports_masking = True
 
     def build(self, x_shape: Shape, pairs_shape: Shape) -> None:
         """Creates the projections for rows of width D and pairs of width E."""

@@ -60,7 +60,6 @@ class OuterProductMean(RematerializedLayer):
         self.kernel_initializer = normal()
         self.bias_initializer = keras.initializers.Zeros()
         self.norm = LayerNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
-        self.supports_masking = True
 
     def build(self, x_shape: Shape) -> None:
         """Creates the projections for inputs of width D."""

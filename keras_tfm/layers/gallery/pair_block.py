@@ -97,7 +97,6 @@ class PairBlock(RematerializedLayer):
         self.transition_norm = LayerNormalization(
             epsilon=epsilon, dtype=policy, name="transition_norm"
         )
-        self.supports_masking = True
 
     def build(self, pairs_shape: Shape, x_shape: Shape) -> None:
         """Creates the parts for pairs of width E and rows of width D."""

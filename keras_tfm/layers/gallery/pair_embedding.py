@@ -58,6 +58,7 @@ class PairEmbedding(RematerializedLayer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        self.supports_masking = False  # the output has another shape
         check_integer("vocabulary_size", vocabulary_size)
         check_integer("dim", dim)
         check_integer("max_distance", max_distance)

@@ -83,7 +83,6 @@ class RegionEmbedding(RematerializedLayer):
                 epsilon=epsilon, dtype=self.dtype_policy, name="box_norm"
             )
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
-        self.supports_masking = True
 
     def build(self, features_shape: Shape, boxes_shape: Shape) -> None:
         """Creates both projections for features of width C."""

@@ -69,7 +69,6 @@ class TriangleAttention(RematerializedLayer):
         policy = self.dtype_policy
         self.norm = LayerNormalization(epsilon=epsilon, dtype=policy, name="norm")
         self.attention = GatedAttention(num_heads, head_dim, dtype=policy, name="attention")
-        self.supports_masking = True
 
     def build(self, pairs_shape: Shape) -> None:
         """Creates the projections for pairs of width E."""

@@ -64,7 +64,6 @@ class TriangleMultiplication(RematerializedLayer):
         policy = self.dtype_policy
         self.norm = LayerNormalization(epsilon=epsilon, dtype=policy, name="norm")
         self.output_norm = LayerNormalization(epsilon=epsilon, dtype=policy, name="output_norm")
-        self.supports_masking = True
 
     def build(self, pairs_shape: Shape) -> None:
         """Creates the projections for pairs of width E."""

@@ -85,6 +85,7 @@ class PatchEmbedding(RematerializedLayer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        self.supports_masking = False  # the output has another shape
         check_integer("dim", dim)
         if padding not in PADDINGS:
             raise ValueError(f"padding must be one of {list(PADDINGS)}, got {padding!r}")

@@ -164,7 +164,6 @@ class MultiHeadAttention(RematerializedLayer):
         self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
-        self.supports_masking = True
 
     def _build_heads(self, x_shape: Shape) -> tuple[int, int, int]:
         """Builds all but the input projections.

@@ -32,7 +32,6 @@ class PositionTable(RematerializedLayer):
         self.initializer = as_initializer("initializer", initializer)
         self.dropout = dropout
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
-        self.supports_masking = True
 
     def table(self) -> Tensor:
         """The vectors of all positions, (max_length, D)."""

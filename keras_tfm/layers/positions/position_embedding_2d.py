@@ -87,7 +87,6 @@ class PositionEmbedding2D(RematerializedLayer):
             )
         self.interpolation = interpolation
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
-        self.supports_masking = True
 
     def build(self, x_shape: Shape, patches_shape: Shape | None = None) -> None:
         """Creates the table for inputs of width D."""

@@ -74,7 +74,6 @@ class PositionalEncoding(RematerializedLayer):
         self.interleaved = interleaved
         self.offset = offset
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
-        self.supports_masking = True
 
     def build(self, inputs_shape: Shape, positions_shape: Shape | None = None) -> None:
         """Checks the input's shape; there are no weights."""

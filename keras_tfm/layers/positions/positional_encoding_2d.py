@@ -72,7 +72,6 @@ class PositionalEncoding2D(RematerializedLayer):
         self.dim = dim
         self.max_wavelength = max_wavelength
         self.scale = scale
-        self.supports_masking = True
 
     def build(self, x_shape: Shape, mask_shape: Shape | None = None) -> None:
         """Checks the input's shape; there are no weights."""

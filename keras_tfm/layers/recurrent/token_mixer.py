@@ -41,7 +41,6 @@ class TokenMixer(RematerializedLayer):
         super().__init__(**kwargs)
         self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
-        self.supports_masking = True
 
     def _check_input(self, x_shape: Shape) -> None:
         check_sequence(self, "x", x_shape)

@@ -79,7 +79,6 @@ class LayerInputs(RematerializedLayer):
         self.dim = dim
         self.epsilon = epsilon
         self.norm = RMSNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
-        self.supports_masking = True
 
     def build(self, x_shape: Shape, layer_embeddings_shape: Shape) -> None:
         """Creates the projection."""
@@ -145,7 +144,6 @@ class LayerInput(RematerializedLayer):
         self.epsilon = epsilon
         if dim is not None:
             self.norm = RMSNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
-        self.supports_masking = True
 
     def build(self, x_shape: Shape, layer_inputs_shape: Shape | None = None) -> None:
         """Creates the weights for features of width D."""

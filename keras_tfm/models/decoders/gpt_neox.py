@@ -152,7 +152,6 @@ class HeadNormalization(RematerializedLayer):
     def __init__(self, epsilon: float = 1e-5, **kwargs: Any):
         super().__init__(**kwargs)
         self.epsilon = epsilon
-        self.supports_masking = True
 
     def build(self, x_shape: Shape) -> None:
         """Creates gamma for inputs (..., H, K)."""

@@ -72,7 +72,6 @@ class RecycledTarget(RematerializedLayer):
         super().__init__(**kwargs)
         self.epsilon = epsilon
         self.norm = LayerNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
-        self.supports_masking = True
 
     def build(self, x_shape: Shape, row_shape: Shape) -> None:
         """Creates the normalisation's weights."""
@@ -120,7 +119,6 @@ class TargetFeatures(RematerializedLayer):
         self.use_bias = True
         self.kernel_initializer = normal()
         self.bias_initializer = keras.initializers.Zeros()
-        self.supports_masking = True
 
     def build(self, tokens_shape: Shape, x_shape: Shape) -> None:
         """Creates the projection for features of width D."""

@@ -240,6 +240,7 @@ class ObjectQueries(RematerializedLayer):
         self, num_queries: int, dim: int, initializer: Initializer = "random_normal", **kwargs: Any
     ):
         super().__init__(**kwargs)
+        self.supports_masking = False  # the output has another shape
         check_integer("num_queries", num_queries)
         check_integer("dim", dim)
         self.num_queries = num_queries
