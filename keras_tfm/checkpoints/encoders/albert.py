@@ -2,7 +2,7 @@
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
-from keras_tfm.checkpoints.encoders.bert import encoder_arguments, encoder_fields
+from keras_tfm.checkpoints.encoders.bert import classifiers, encoder_arguments, encoder_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
@@ -67,26 +67,7 @@ ARCHITECTURES = {
         {"next_sentence": False},
         ("predictions.",),
     ),
-    "AlbertForSequenceClassification": Architecture(
-        lambda model, config: models.sequence_classifier(
-            model, config.num_labels, _dropout(config), labels=config.labels
-        ),
-        "sequence_classifier",
-        {"pooling": "first"},
-        prefixes=("pooler.", "classifier."),
-    ),
-    "AlbertForTokenClassification": Architecture(
-        lambda model, config: models.token_classifier(
-            model, config.num_labels, _dropout(config), labels=config.labels
-        ),
-        "token_classifier",
-        prefixes=("classifier.",),
-    ),
-    "AlbertForQuestionAnswering": Architecture(
-        lambda model, config: models.question_answering(model),
-        "question_answering",
-        prefixes=("qa_outputs.",),
-    ),
+    **classifiers("Albert", ("pooler.", "classifier."), _dropout, _dropout),
 }
 
 

@@ -1,5 +1,7 @@
 """BERT checkpoints: tensor names, configuration and heads."""
 
+from collections.abc import Callable
+
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -119,6 +121,43 @@ def classifier_dropout(config: Config) -> float | None:
     return config.number("classifier_dropout", None, 1)
 
 
+def classifiers(
+    name: str,
+    prefixes: tuple[str, ...],
+    dropout: Callable[[Config], float | None] = classifier_dropout,
+    token_dropout: Callable[[Config], float | None] = classifier_dropout,
+) -> dict[str, Architecture]:
+    """The classes of a family for classes of texts and of tokens, and for question answering.
+
+    Args:
+        name: str, the first part of their names.
+        prefixes: those of the tensors of the classifier of texts.
+        dropout, token_dropout: functions that read the dropout rates of the two classifiers.
+    """
+    return {
+        f"{name}ForSequenceClassification": Architecture(
+            lambda model, config: models.sequence_classifier(
+                model, config.num_labels, dropout(config), labels=config.labels
+            ),
+            "sequence_classifier",
+            {"pooling": "first"},
+            prefixes,
+        ),
+        f"{name}ForTokenClassification": Architecture(
+            lambda model, config: models.token_classifier(
+                model, config.num_labels, token_dropout(config), labels=config.labels
+            ),
+            "token_classifier",
+            prefixes=("classifier.",),
+        ),
+        f"{name}ForQuestionAnswering": Architecture(
+            lambda model, config: models.question_answering(model),
+            "question_answering",
+            prefixes=("qa_outputs.",),
+        ),
+    }
+
+
 _MASKED, _NEXT = "cls.predictions.", "cls.seq_relationship."
 ARCHITECTURES = {
     "BertModel": Architecture(lambda model, config: model, prefixes=("pooler.",)),
@@ -139,26 +178,7 @@ ARCHITECTURES = {
         "next_sentence",
         prefixes=("pooler.", _NEXT),
     ),
-    "BertForSequenceClassification": Architecture(
-        lambda model, config: models.sequence_classifier(
-            model, config.num_labels, classifier_dropout(config), labels=config.labels
-        ),
-        "sequence_classifier",
-        {"pooling": "first"},
-        prefixes=("pooler.", "classifier."),
-    ),
-    "BertForTokenClassification": Architecture(
-        lambda model, config: models.token_classifier(
-            model, config.num_labels, classifier_dropout(config), labels=config.labels
-        ),
-        "token_classifier",
-        prefixes=("classifier.",),
-    ),
-    "BertForQuestionAnswering": Architecture(
-        lambda model, config: models.question_answering(model),
-        "question_answering",
-        prefixes=("qa_outputs.",),
-    ),
+    **classifiers("Bert", ("pooler.", "classifier.")),
 }
 
 

@@ -2,7 +2,7 @@
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
-from keras_tfm.checkpoints.encoders.bert import check_tied, encoder_fields, read_pad_id
+from keras_tfm.checkpoints.encoders.bert import check_tied, classifiers, encoder_fields, read_pad_id
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, convolution, dense, norm
@@ -137,24 +137,11 @@ ARCHITECTURES = {
         {"next_sentence": False},
         (f"{_HEAD}.",),
     ),
-    "DebertaV2ForSequenceClassification": Architecture(
-        lambda model, config: models.sequence_classifier(
-            model, config.num_labels, config.number("cls_dropout", None, 1), labels=config.labels
-        ),
-        "sequence_classifier",
-        prefixes=("pooler.", "classifier."),
-    ),
-    "DebertaV2ForTokenClassification": Architecture(
-        lambda model, config: models.token_classifier(
-            model, config.num_labels, labels=config.labels
-        ),
-        "token_classifier",
-        prefixes=("classifier.",),
-    ),
-    "DebertaV2ForQuestionAnswering": Architecture(
-        lambda model, config: models.question_answering(model),
-        "question_answering",
-        prefixes=("qa_outputs.",),
+    **classifiers(
+        "DebertaV2",
+        ("pooler.", "classifier."),
+        dropout=lambda config: config.number("cls_dropout", None, 1),
+        token_dropout=lambda config: None,
     ),
 }
 

@@ -2,7 +2,13 @@
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
-from keras_tfm.checkpoints.encoders.bert import check_tied, label_fields, read_pad_id, saved_pad_id
+from keras_tfm.checkpoints.encoders.bert import (
+    check_tied,
+    classifiers,
+    label_fields,
+    read_pad_id,
+    saved_pad_id,
+)
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
@@ -53,28 +59,11 @@ ARCHITECTURES = {
         "masked_language_model",
         prefixes=("vocab_transform.",),
     ),
-    "DistilBertForSequenceClassification": Architecture(
-        lambda model, config: models.sequence_classifier(
-            model,
-            config.num_labels,
-            config.number("seq_classif_dropout", 0.2, 1),
-            labels=config.labels,
-        ),
-        "sequence_classifier",
-        {"pooling": "first"},
-        prefixes=("pre_classifier.", "classifier."),
-    ),
-    "DistilBertForTokenClassification": Architecture(
-        lambda model, config: models.token_classifier(
-            model, config.num_labels, labels=config.labels
-        ),
-        "token_classifier",
-        prefixes=("classifier.",),
-    ),
-    "DistilBertForQuestionAnswering": Architecture(
-        lambda model, config: models.question_answering(model),
-        "question_answering",
-        prefixes=("qa_outputs.",),
+    **classifiers(
+        "DistilBert",
+        ("pre_classifier.", "classifier."),
+        dropout=lambda config: config.number("seq_classif_dropout", 0.2, 1),
+        token_dropout=lambda config: None,
     ),
 }
 

@@ -4,7 +4,7 @@ from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.encoders.bert import (
     ENCODER,
-    classifier_dropout,
+    classifiers,
     encoder_arguments,
     encoder_fields,
 )
@@ -55,26 +55,7 @@ ARCHITECTURES = {
         "masked_language_model",
         prefixes=("generator_predictions.",),
     ),
-    "ElectraForSequenceClassification": Architecture(
-        lambda model, config: models.sequence_classifier(
-            model, config.num_labels, classifier_dropout(config), labels=config.labels
-        ),
-        "sequence_classifier",
-        {"pooling": "first"},
-        prefixes=("classifier.", "classifier.dense."),
-    ),
-    "ElectraForTokenClassification": Architecture(
-        lambda model, config: models.token_classifier(
-            model, config.num_labels, classifier_dropout(config), labels=config.labels
-        ),
-        "token_classifier",
-        prefixes=("classifier.",),
-    ),
-    "ElectraForQuestionAnswering": Architecture(
-        lambda model, config: models.question_answering(model),
-        "question_answering",
-        prefixes=("qa_outputs.",),
-    ),
+    **classifiers("Electra", ("classifier.", "classifier.dense.")),
 }
 
 

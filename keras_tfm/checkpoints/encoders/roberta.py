@@ -6,7 +6,7 @@ from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.encoders.bert import (
     ENCODER,
-    classifier_dropout,
+    classifiers,
     encoder_arguments,
     encoder_fields,
 )
@@ -60,26 +60,7 @@ def architectures(name: str) -> dict[str, Architecture]:
             "masked_language_model",
             prefixes=("lm_head.",),
         ),
-        f"{name}ForSequenceClassification": Architecture(
-            lambda model, config: models.sequence_classifier(
-                model, config.num_labels, classifier_dropout(config), labels=config.labels
-            ),
-            "sequence_classifier",
-            {"pooling": "first"},
-            prefixes=("classifier.", "classifier.dense."),
-        ),
-        f"{name}ForTokenClassification": Architecture(
-            lambda model, config: models.token_classifier(
-                model, config.num_labels, classifier_dropout(config), labels=config.labels
-            ),
-            "token_classifier",
-            prefixes=("classifier.",),
-        ),
-        f"{name}ForQuestionAnswering": Architecture(
-            lambda model, config: models.question_answering(model),
-            "question_answering",
-            prefixes=("qa_outputs.",),
-        ),
+        **classifiers(name, ("classifier.", "classifier.dense.")),
     }
 
 
