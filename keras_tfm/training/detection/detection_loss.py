@@ -10,11 +10,12 @@ from keras_tfm.arguments import check_number
 from keras_tfm.layers.types import Config, DType, Tensor
 from keras_tfm.training.detection.boxes import generalized_iou
 from keras_tfm.training.detection.matching import assign, on_host
+from keras_tfm.training.losses.all_outputs import LossOfAllOutputs
 from keras_tfm.training.losses.token_losses import Tensors, fits, row_values, zero_uncounted
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class DetectionLoss(keras.losses.Loss):
+class DetectionLoss(LossOfAllOutputs):
     """The loss of DETR: each object is matched to one query, which should find it, others nothing.
 
     "End-to-End Object Detection with Transformers" (arXiv:2005.12872), section 3.1. For each image
@@ -68,8 +69,7 @@ class DetectionLoss(keras.losses.Loss):
     0.0
     """
 
-    # For `keras_tfm.Model`: the loss takes all outputs, and XLA cannot compile it on TensorFlow.
-    joint = True
+    # For `keras_tfm.Model`: XLA cannot compile it on TensorFlow.
     supports_jit = False
 
     def __init__(
@@ -83,7 +83,7 @@ class DetectionLoss(keras.losses.Loss):
         name: str = "detection_loss",
         dtype: DType = None,
     ):
-        super().__init__(name=name, reduction="sum", dtype=dtype)
+        super().__init__(name, dtype)
         self.weights = {
             "class_cost": class_cost,
             "box_cost": box_cost,
@@ -96,20 +96,6 @@ class DetectionLoss(keras.losses.Loss):
             check_number(argument, value)
             if value < 0:
                 raise ValueError(f"{argument} must be at least 0, got {value}")
-
-    def __call__(
-        self,
-        y_true: Tensors,
-        y_pred: Tensors,
-        sample_weight: Tensor | None = None,
-    ) -> Tensor:
-        """The loss, a scalar."""
-        parts = self.sums_and_counts(y_true, y_pred, sample_weight)
-        return sum(ops.divide_no_nan(total, count) for total, count in parts)
-
-    def call(self, y_true: Tensors, y_pred: Tensors) -> Tensor:
-        """The loss, a scalar."""
-        return self(y_true, y_pred)
 
     def sums_and_counts(
         self,
@@ -191,9 +177,7 @@ class DetectionLoss(keras.losses.Loss):
 
     def get_config(self) -> Config:
         """The constructor's arguments."""
-        config = super().get_config()
-        del config["reduction"]
-        return {**config, **self.weights}
+        return {**super().get_config(), **self.weights}
 
 
 def check_targets(

@@ -9,13 +9,14 @@ from keras_tfm.arguments import check_positive
 from keras_tfm.distributed.gather_rows import gather_rows
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.types import Config, DType, Tensor
+from keras_tfm.training.losses.all_outputs import LossOfAllOutputs
 from keras_tfm.training.losses.token_losses import Tensors, row_values
 
 OUTPUTS = ("image_embedding", "text_embedding")
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class ContrastiveLoss(keras.losses.Loss):
+class ContrastiveLoss(LossOfAllOutputs):
     """The loss of CLIP: each image should find its text among all texts of the batch, and back.
 
     With unit vectors v_i of images, t_i of texts and the scale s, the inverse of the temperature,
@@ -61,30 +62,15 @@ class ContrastiveLoss(keras.losses.Loss):
     0.2395
     """
 
-    # For `keras_tfm.Model`: the loss takes all outputs, and needs the whole batch at once.
-    joint = True
+    # For `keras_tfm.Model`: it needs the whole batch at once.
     compares_rows = True
 
     def __init__(
         self, temperature: float = 0.07, name: str = "contrastive_loss", dtype: DType = None
     ):
-        super().__init__(name=name, reduction="sum", dtype=dtype)
+        super().__init__(name, dtype)
         check_positive("temperature", temperature)
         self.temperature = temperature
-
-    def __call__(
-        self,
-        y_true: Tensors,
-        y_pred: Tensors,
-        sample_weight: Tensor | None = None,
-    ) -> Tensor:
-        """The loss, a scalar."""
-        ((total, count),) = self.sums_and_counts(y_true, y_pred, sample_weight)
-        return ops.divide_no_nan(total, count)
-
-    def call(self, y_true: Tensors, y_pred: Tensors) -> Tensor:
-        """The loss, a scalar."""
-        return self(y_true, y_pred)
 
     def sums_and_counts(
         self,
@@ -137,8 +123,7 @@ class ContrastiveLoss(keras.losses.Loss):
 
     def get_config(self) -> Config:
         """The constructor's arguments."""
-        config = {**super().get_config(), "temperature": self.temperature}
-        return {key: x for key, x in config.items() if key != "reduction"}
+        return {**super().get_config(), "temperature": self.temperature}
 
 
 def _cross_entropy(targets: Tensor, logits: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_number
 from keras_tfm.layers.types import Config, DType, Tensor
+from keras_tfm.training.losses.all_outputs import LossOfAllOutputs
 from keras_tfm.training.losses.token_losses import Tensors, row_values, zero_uncounted
 
 OUTPUTS = ("logits", "distribution", "normalized")
@@ -16,7 +17,7 @@ _EDGE = 1e-6
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class DiscreteVAELoss(keras.losses.Loss):
+class DiscreteVAELoss(LossOfAllOutputs):
     """The loss of DALL-E's discrete VAE: of the pixels, and of codes that are used unevenly.
 
     With a pixel's normalised value x, the location m and the scale b of its logit-Laplace
@@ -57,31 +58,14 @@ class DiscreteVAELoss(keras.losses.Loss):
     -0.6931
     """
 
-    # For `keras_tfm.Model`: the loss takes all outputs.
-    joint = True
-
     def __init__(
         self, kl_weight: float = 6.6, name: str = "discrete_vae_loss", dtype: DType = None
     ):
-        super().__init__(name=name, reduction="sum", dtype=dtype)
+        super().__init__(name, dtype)
         check_number("kl_weight", kl_weight)
         if kl_weight < 0:
             raise ValueError(f"kl_weight must not be negative, got {kl_weight}")
         self.kl_weight = kl_weight
-
-    def __call__(
-        self,
-        y_true: Tensors,
-        y_pred: Tensors,
-        sample_weight: Tensor | None = None,
-    ) -> Tensor:
-        """The loss, a scalar."""
-        ((total, count),) = self.sums_and_counts(y_true, y_pred, sample_weight)
-        return ops.divide_no_nan(total, count)
-
-    def call(self, y_true: Tensors, y_pred: Tensors) -> Tensor:
-        """The loss, a scalar."""
-        return self(y_true, y_pred)
 
     def sums_and_counts(
         self,
@@ -127,5 +111,4 @@ class DiscreteVAELoss(keras.losses.Loss):
 
     def get_config(self) -> Config:
         """The constructor's arguments."""
-        config = {**super().get_config(), "kl_weight": self.kl_weight}
-        return {key: x for key, x in config.items() if key != "reduction"}
+        return {**super().get_config(), "kl_weight": self.kl_weight}
