@@ -22,7 +22,7 @@ from keras_tfm.keras_internals import remat_mode, run_after_build, set_remat_mod
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.multi_head_attention.attention_probe import current_probe
 from keras_tfm.layers.multi_head_attention.heads import leading
-from keras_tfm.layers.types import Config, Initializer, Tensor
+from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
 
 class Recomputation(keras.layers.Layer):
@@ -233,9 +233,19 @@ def _product(inputs: Tensor, kernel: Tensor, bias: Tensor | None, training: bool
     return ops.reshape(y, (*leading(inputs, len(inputs.shape) - 1), kernel.shape[-1]))
 
 
+def _first_shape(layer: keras.Layer, x_shape: Shape, *_: object, **__: object) -> Shape:
+    """The shape of the first input, whatever the others are."""
+    return x_shape
+
+
 @run_after_build
 class RematerializedLayer(Recomputation):
-    """The base of the layers of this package: `keras.RematScope` works on every backend."""
+    """The base of the layers of this package: `keras.RematScope` works on every backend.
+
+    Unless a subclass says otherwise, the output has the shape and the mask of the first input.
+    """
+
+    compute_output_shape: Callable[..., Shape] = _first_shape
 
     def __init__(self, *, quantized: list[Config] | None = None, **kwargs: Any):
         super().__init__(**kwargs)

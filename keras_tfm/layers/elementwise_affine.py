@@ -70,7 +70,3 @@ class ElementwiseAffine(RematerializedLayer):
         wide = ops.cast(x, keras.backend.result_type(x.dtype, "float32"))
         gamma, beta = (ops.cast(weight, wide.dtype) for weight in (self.gamma, self.beta))
         return ops.cast(wide * gamma + beta, x.dtype)
-
-    def compute_output_shape(self, x_shape: Shape) -> Shape:
-        """The shape of the input."""
-        return x_shape

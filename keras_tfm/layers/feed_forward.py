@@ -115,7 +115,3 @@ class FeedForward(RematerializedLayer):
 
     def _gate(self, x: Tensor) -> Tensor:
         return self.activation(x if self.gate_scale == 1.0 else x * self.gate_scale)
-
-    def compute_output_shape(self, x_shape: Shape) -> Shape:
-        """The shape of the input."""
-        return x_shape

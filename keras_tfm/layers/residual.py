@@ -153,10 +153,6 @@ class Residual(RematerializedLayer):
         y = y if self.sum_norm is None else self.sum_norm(y)
         return (y, *others) if others else y
 
-    def compute_output_shape(self, x_shape: Shape, **_: object) -> Shape:
-        """The shape of the input."""
-        return x_shape
-
     def get_config(self) -> Config:
         """The constructor's arguments."""
         return {

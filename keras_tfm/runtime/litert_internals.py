@@ -142,9 +142,3 @@ def field_position(table: Table, field: int) -> int:
     """The offset in the buffer of a scalar field, by its number in the schema; 0 if absent."""
     slot = int(table._tab.Offset(4 + 2 * field))
     return table_position(table) + slot if slot else 0
-
-
-def vector_position(table: Table, field: int) -> int:
-    """The offset in the buffer of the first element of a vector field; 0 if the field is absent."""
-    slot = int(table._tab.Offset(4 + 2 * field))
-    return int(table._tab.Vector(slot)) if slot else 0

@@ -72,15 +72,10 @@ def test_positions_in_a_flatbuffer():
     model = schema.Model.GetRootAsModel(content, 0)
     read = lambda place: int.from_bytes(content[place : place + 4], "little")  # noqa: E731
     assert litert_internals.table_position(model) == read(0)
-    # Field 0 of Model is the schema's version, 2 the subgraphs; no table has a field 99.
+    # Field 0 of Model is the schema's version; no table has a field 99.
     version = litert_internals.field_position(model, 0)
     assert read(version) == model.Version() == 3
-    subgraphs = litert_internals.vector_position(model, 2)
-    assert read(subgraphs - 4) == model.SubgraphsLength()
-    first = litert_internals.table_position(model.Subgraphs(0))
-    assert subgraphs + read(subgraphs) == first
     assert litert_internals.field_position(model, 99) == 0
-    assert litert_internals.vector_position(model, 99) == 0
 
 
 def private_attributes(path):

@@ -101,7 +101,3 @@ class NGramEncoding(RematerializedLayer):
             embedded = embedded * ops.expand_dims(ops.cast(mask, embedded.dtype), -1)
         y = self.dropout_layer(self.convolution(embedded), training=training)
         return self.norm(x + self.activation(y))
-
-    def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Shape:
-        """The shape of `x`."""
-        return x_shape

@@ -53,7 +53,3 @@ class OutputBias(RematerializedLayer):
     def call(self, inputs: Tensor) -> Tensor:
         """(..., V) -> (..., V)."""
         return inputs + ops.cast(self.bias, inputs.dtype)
-
-    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
-        """The shape of the input."""
-        return inputs_shape

@@ -205,10 +205,6 @@ class ReplacePlaceholders(RematerializedLayer):
         for i, (a, b) in enumerate(zip(found.tolist(), wanted.tolist(), strict=True)):
             check_count(self.name, f"row {i}", a, self.token_id, b, self.group)
 
-    def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Shape:
-        """(B, T, D)."""
-        return x_shape
-
 
 def _size(x: Tensor, axis: int) -> Size:
     return x.shape[axis] if isinstance(x.shape[axis], int) else ops.shape(x)[axis]

@@ -70,9 +70,3 @@ class SegmentEmbedding(RematerializedLayer):
         if segments is None:
             return inputs + table[0]
         return inputs + lookup(table, as_integers(segments, f"{self.name}: segments"))
-
-    def compute_output_shape(
-        self, inputs_shape: Shape, segments_shape: Shape | None = None
-    ) -> Shape:
-        """The shape of the input."""
-        return inputs_shape

@@ -93,10 +93,6 @@ class GumbelSoftmax(RematerializedLayer):
         chosen = ops.squeeze(ops.top_k(logits, 1)[1], axis=-1)
         return ops.one_hot(chosen, logits.shape[-1], dtype=self.compute_dtype)
 
-    def compute_output_shape(self, logits_shape: Shape) -> Shape:
-        """The shape of the input."""
-        return logits_shape
-
     def get_config(self) -> Config:
         """The constructor's arguments."""
         return {

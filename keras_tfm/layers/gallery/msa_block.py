@@ -111,7 +111,3 @@ class MSABlock(RematerializedLayer):
         x = x + self.column_attention(x, mask=mask, training=training)
         y = self.transition_norm(x, training=training)
         return x + self.transition(y, training=training)
-
-    def compute_output_shape(self, x_shape: Shape, pairs_shape: Shape | None = None) -> Shape:
-        """The shape of the first input."""
-        return x_shape

@@ -76,7 +76,3 @@ class MSAColumnAttention(RematerializedLayer):
         mask = None if mask is None else swap(mask, 1, 2)
         x = swap(self.norm(x, training=training), 1, 2)
         return swap(self.attention(x, mask=mask, training=training), 1, 2)
-
-    def compute_output_shape(self, x_shape: Shape) -> Shape:
-        """The shape of the input."""
-        return x_shape

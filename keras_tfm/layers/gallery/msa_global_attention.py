@@ -98,10 +98,6 @@ class MSAGlobalAttention(RematerializedLayer):
         gate = ops.sigmoid(self.gate_projection(x))
         return self.output_projection(gate * swap(y, 1, 2))
 
-    def compute_output_shape(self, x_shape: Shape) -> Shape:
-        """The shape of the input."""
-        return x_shape
-
 
 def _mean_of_columns(x: Tensor, mask: Tensor | None) -> Tensor:
     """The mean over the sequences that are no padding: (B, S, N, D) -> (B, N, 1, D)."""

@@ -92,7 +92,3 @@ class MSARowAttention(RematerializedLayer):
         bias = self.pair_bias(self.pair_norm(pairs, training=training), training=training)
         bias = ops.expand_dims(ops.transpose(bias, (0, 3, 1, 2)), 1)  # (B, 1, H, N, N)
         return self.attention(x, mask=mask, attention_bias=bias, training=training)
-
-    def compute_output_shape(self, x_shape: Shape, pairs_shape: Shape | None = None) -> Shape:
-        """The shape of the first input."""
-        return x_shape

@@ -139,10 +139,6 @@ class PairBlock(RematerializedLayer):
         y = self.transition_norm(z, training=training)
         return z + self.transition(y, training=training)
 
-    def compute_output_shape(self, pairs_shape: Shape, x_shape: Shape | None = None) -> Shape:
-        """The shape of the first input."""
-        return pairs_shape
-
 
 def pair_mask(mask: Tensor) -> Tensor:
     """The mask of pairs of residues of the first sequence: (B, S, N) -> (B, N, N)."""

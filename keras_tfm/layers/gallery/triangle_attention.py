@@ -92,7 +92,3 @@ class TriangleAttention(RematerializedLayer):
         bias = ops.transpose(self.pair_bias(z, training=training), (0, 3, 1, 2))
         y = self.attention(z, mask=mask, attention_bias=ops.expand_dims(bias, 1), training=training)
         return swap(y, 1, 2) if self.ending else y
-
-    def compute_output_shape(self, pairs_shape: Shape) -> Shape:
-        """The shape of the input."""
-        return pairs_shape

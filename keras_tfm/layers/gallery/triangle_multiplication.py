@@ -104,7 +104,3 @@ class TriangleMultiplication(RematerializedLayer):
         y = self.output_norm(ops.transpose(products, (0, 2, 3, 1)), training=training)
         gate = ops.sigmoid(self.gate_projection(z, training=training))
         return gate * self.output_projection(y, training=training)
-
-    def compute_output_shape(self, pairs_shape: Shape) -> Shape:
-        """The shape of the input."""
-        return pairs_shape

@@ -417,10 +417,6 @@ class MultiHeadAttention(RematerializedLayer):
         probe.record(self.name, weights * ops.cast(seen, weights.dtype))
         return weights if drop is None else drop(weights)
 
-    def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Shape:
-        """The shape of the first input."""
-        return x_shape
-
     @classmethod
     def from_config(cls, config: Config) -> keras.Layer:
         """The layer of a configuration."""

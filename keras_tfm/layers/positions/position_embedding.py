@@ -44,10 +44,6 @@ class PositionTable(RematerializedLayer):
         rows = _position_rows(self.name, self.table(), inputs, positions)
         return self.dropout_layer(inputs + rows, training=training)
 
-    def compute_output_shape(self, inputs_shape: Shape, *_: object, **__: object) -> Shape:
-        """The shape of the input."""
-        return inputs_shape
-
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class PositionEmbedding(PositionTable):

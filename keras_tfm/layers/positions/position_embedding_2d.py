@@ -130,10 +130,6 @@ class PositionEmbedding2D(RematerializedLayer):
         cells = ops.reshape(ops.matmul(columns, cells), (-1, dim))
         return ops.concatenate([table[: self.prefix], cells], axis=0)
 
-    def compute_output_shape(self, x_shape: Shape, patches_shape: Shape | None = None) -> Shape:
-        """The shape of the first input."""
-        return x_shape
-
 
 def bicubic(size: int, new_size: Size, antialias: bool = False) -> Tensor:
     """The matrix (new_size, size) that resamples `size` values.

@@ -98,7 +98,3 @@ class PositionalEncoding(RematerializedLayer):
             encoding = encoding[..., :dim]
         x = inputs + ops.cast(encoding, inputs.dtype)
         return self.dropout_layer(x, training=training)
-
-    def compute_output_shape(self, inputs_shape: Shape, *_: object, **__: object) -> Shape:
-        """The shape of the input."""
-        return inputs_shape

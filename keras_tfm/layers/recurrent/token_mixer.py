@@ -74,10 +74,6 @@ class TokenMixer(RematerializedLayer):
             )
         return tuple(ops.split(dense(x), ends[:-1], axis=-1))
 
-    def compute_output_shape(self, x_shape: Shape) -> Shape:
-        """The shape of the input."""
-        return x_shape
-
 
 def _missing(x: Tensor) -> tuple[Size, Size] | None:
     """For x (B, T, D), 1 row if B is 0 and 1 token if T is 0, else 0; None if neither can be 0.

@@ -168,10 +168,6 @@ class LayerInput(RematerializedLayer):
             x = x + self.norm(self.output_projection(gated))
         return x * self.scale
 
-    def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Shape:
-        """The shape of the features."""
-        return x_shape
-
 
 @builder
 def gemma4(

@@ -167,10 +167,6 @@ class HeadNormalization(RematerializedLayer):
         scale = ops.rsqrt(ops.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
         return ops.cast(wide * scale * ops.cast(self.gamma, wide.dtype), x.dtype)
 
-    def compute_output_shape(self, x_shape: Shape) -> Shape:
-        """The shape of the input."""
-        return x_shape
-
 
 @builder
 def gpt_neox(

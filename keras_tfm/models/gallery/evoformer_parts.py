@@ -83,10 +83,6 @@ class RecycledTarget(RematerializedLayer):
         added = ops.expand_dims(self.norm(row, training=training), 1)
         return ops.concatenate([x[:, :1] + added, x[:, 1:]], axis=1)
 
-    def compute_output_shape(self, x_shape: Shape, row_shape: Shape) -> Shape:
-        """The shape of the first input."""
-        return x_shape
-
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class TargetFeatures(RematerializedLayer):
