@@ -1,5 +1,7 @@
 """CLIP checkpoints, of both encoders or of one: tensor names and configuration."""
 
+from functools import partial
+
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -46,15 +48,20 @@ def _image_rows(dim: int, prefix: str = "") -> tuple[Row, ...]:
     )
 
 
-def _text_rows(prefix: str = "") -> tuple[Row, ...]:
+def text_rows(prefix: str) -> tuple[Row, ...]:
+    """The rows of an encoder of texts, without its projection."""
     embeddings = f"{prefix}embeddings"
     return (
         Row("text_embedding/embeddings", (f"{embeddings}.token_embedding.weight",)),
         Row("text_positions/positions", (f"{embeddings}.position_embedding.weight",)),
         *block_rows("text", prefix),
         *norm("text_final_norm", f"{prefix}final_layer_norm"),
-        *dense("text_projection", "text_projection", bias=False, head=True),
     )
+
+
+def _text_rows(prefix: str = "") -> tuple[Row, ...]:
+    projection = dense("text_projection", "text_projection", bias=False, head=True)
+    return (*text_rows(prefix), *projection)
 
 
 def _table(model: models.Model) -> tuple[Row, ...]:
@@ -65,7 +72,9 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def _tower_arguments(config: Config, dim: int, heads: int, width: int) -> Arguments:
+def tower_arguments(
+    config: Config, dim: int, heads: int, width: int, activation: str, epsilon: float
+) -> Arguments:
     """The arguments that both encoders have, with the defaults of transformers."""
     return {
         "dim": config.integer("hidden_size", dim),
@@ -74,9 +83,15 @@ def _tower_arguments(config: Config, dim: int, heads: int, width: int) -> Argume
         "intermediate_dim": config.integer("intermediate_size", width),
         "dropout": config.number("dropout", 0.0, 1),  # our own field
         "attention_dropout": config.number("attention_dropout", 0.0, 1),
-        "activation": config.activation("hidden_act", "quick_gelu"),
-        "layer_norm_epsilon": config.number("layer_norm_eps", 1e-5),
+        "activation": config.activation("hidden_act", activation),
+        "layer_norm_epsilon": config.number("layer_norm_eps", epsilon),
     }
+
+
+_image_tower = partial(
+    tower_arguments, dim=768, heads=12, width=3072, activation="quick_gelu", epsilon=1e-5
+)
+_text_tower = partial(_image_tower, dim=512, heads=8, width=2048)
 
 
 def _sizes_of_images(config: Config) -> Arguments:
@@ -106,7 +121,7 @@ def _image_arguments(config: Config, named: Named) -> Arguments:
     size = config.size("image_size", 224)
     return {
         **_sizes_of_images(config),
-        **_tower_arguments(config, 768, 12, 3072),
+        **_image_tower(config),
         "position_size": size,
         "projection_dim": config.integer("projection_dim", 512) if projects else None,
     }
@@ -116,7 +131,7 @@ def _text_arguments(config: Config, named: Named) -> Arguments:
     projects = named.begins("text_projection.")
     return {
         **_sizes_of_texts(config),
-        **_tower_arguments(config, 512, 8, 2048),
+        **_text_tower(config),
         "projection_dim": config.integer("projection_dim", 512) if projects else None,
     }
 
@@ -134,16 +149,14 @@ def _arguments(config: Config, named: Named) -> Arguments:
         **sizes,
         **_sizes_of_texts(text),
         "projection_dim": config.integer("projection_dim", 512),
-        "image": {
-            **_tower_arguments(image, 768, 12, 3072),
-            "position_size": sizes["image_size"],
-        },
-        "text": _tower_arguments(text, 512, 8, 2048),
+        "image": {**_image_tower(image), "position_size": sizes["image_size"]},
+        "text": _text_tower(text),
         "logit_scale": config.number("logit_scale_init_value", 2.6592),
     }
 
 
-def _tower_fields(given: Arguments) -> Fields:
+def tower_fields(given: Arguments) -> Fields:
+    """The fields that both encoders have."""
     attention = given["attention_dropout"]
     return {
         "hidden_size": given["dim"],
@@ -154,7 +167,12 @@ def _tower_fields(given: Arguments) -> Fields:
         "attention_dropout": given["dropout"] if attention is None else attention,
         "hidden_act": activation_name(given["activation"]),
         "layer_norm_eps": given["layer_norm_epsilon"],
-    } | ({} if given["projection_dim"] is None else {"projection_dim": given["projection_dim"]})
+    }
+
+
+def _tower_fields(given: Arguments) -> Fields:
+    width = given["projection_dim"]
+    return {**tower_fields(given), **({} if width is None else {"projection_dim": width})}
 
 
 def _image_fields(given: Arguments) -> Fields:

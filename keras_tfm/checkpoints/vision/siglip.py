@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.image_settings import image_statistics
@@ -20,7 +20,13 @@ from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, convolution, dense, norm
 from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.checkpoints.transforms import Reshaped, Transform, Transposed
-from keras_tfm.checkpoints.vision.clip import block_rows, side
+from keras_tfm.checkpoints.vision.clip import (
+    block_rows,
+    side,
+    text_rows,
+    tower_arguments,
+    tower_fields,
+)
 from keras_tfm.checkpoints.vision.vit import classifier
 from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.layers.types import Shape
@@ -77,14 +83,7 @@ def _image_rows(given: Arguments, prefix: str = "") -> tuple[Row, ...]:
 
 
 def _text_rows(prefix: str = "") -> tuple[Row, ...]:
-    embeddings = f"{prefix}embeddings"
-    return (
-        Row("text_embedding/embeddings", (f"{embeddings}.token_embedding.weight",)),
-        Row("text_positions/positions", (f"{embeddings}.position_embedding.weight",)),
-        *block_rows("text", prefix),
-        *norm("text_final_norm", f"{prefix}final_layer_norm"),
-        *dense("text_projection", f"{prefix}head"),
-    )
+    return (*text_rows(prefix), *dense("text_projection", f"{prefix}head"))
 
 
 def _table(model: models.Model) -> tuple[Row, ...]:
@@ -99,18 +98,9 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def _tower_arguments(config: Config) -> Arguments:
-    """The arguments that both encoders have, with the defaults of transformers."""
-    return {
-        "dim": config.integer("hidden_size", 768),
-        "num_layers": config.integer("num_hidden_layers", 12, maximum=1000),
-        "num_heads": config.integer("num_attention_heads", 12),
-        "intermediate_dim": config.integer("intermediate_size", 3072),
-        "dropout": config.number("dropout", 0.0, 1),  # our own field
-        "attention_dropout": config.number("attention_dropout", 0.0, 1),
-        "activation": config.activation("hidden_act", "gelu_pytorch_tanh"),
-        "layer_norm_epsilon": config.number("layer_norm_eps", 1e-6),
-    }
+_tower = partial(
+    tower_arguments, dim=768, heads=12, width=3072, activation="gelu_pytorch_tanh", epsilon=1e-6
+)
 
 
 def _sizes_of_images(config: Config, naflex: bool) -> Arguments:
@@ -160,7 +150,7 @@ def _image_arguments(config: Config, named: Named, naflex: bool = False) -> Argu
     sizes = _sizes_of_images(config, naflex)
     return {
         **sizes,
-        **_tower_arguments(config),
+        **_tower(config),
         **_of_positions(sizes, naflex),
         "pooling": config.flag("vision_use_head", True),
     }
@@ -169,14 +159,14 @@ def _image_arguments(config: Config, named: Named, naflex: bool = False) -> Argu
 def _text_arguments(config: Config, named: Named) -> Arguments:
     return {
         **_sizes_of_texts(config),
-        **_tower_arguments(config),
+        **_tower(config),
         "projection_dim": config.integer("projection_size", config.integer("hidden_size", 768)),
     }
 
 
 def _arguments(config: Config, named: Named, naflex: bool = False) -> Arguments:
     image, text = config.part("vision_config"), config.part("text_config")
-    sizes, tower = _sizes_of_images(image, naflex), _tower_arguments(image)
+    sizes, tower = _sizes_of_images(image, naflex), _tower(image)
     if named.begins("text_model."):  # a classifier of images has none, and no use for the pooling
         image.only(vision_use_head=True)
         text.only(projection_size=tower["dim"])
@@ -187,21 +177,7 @@ def _arguments(config: Config, named: Named, naflex: bool = False) -> Arguments:
         **sizes,
         **_sizes_of_texts(text),
         "image": {**tower, **_of_positions(sizes, naflex)},
-        "text": _tower_arguments(text),
-    }
-
-
-def _tower_fields(given: Arguments) -> Fields:
-    attention = given["attention_dropout"]
-    return {
-        "hidden_size": given["dim"],
-        "num_hidden_layers": given["num_layers"],
-        "num_attention_heads": given["num_heads"],
-        "intermediate_size": given["intermediate_dim"],
-        "dropout": given["dropout"],
-        "attention_dropout": given["dropout"] if attention is None else attention,
-        "hidden_act": activation_name(given["activation"]),
-        "layer_norm_eps": given["layer_norm_epsilon"],
+        "text": _tower(text),
     }
 
 
@@ -211,7 +187,7 @@ def _image_fields(given: Arguments) -> Fields:
     is_naflex = _is_naflex(given)
     known = {"num_patches": (size // patch_size) ** 2} if is_naflex else {"image_size": size}
     return {
-        **_tower_fields(given),
+        **tower_fields(given),
         **known,
         "patch_size": patch_size,
         "num_channels": len(given["image_mean"]),
@@ -222,7 +198,7 @@ def _image_fields(given: Arguments) -> Fields:
 def _text_fields(given: Arguments) -> Fields:
     width = given["projection_dim"]
     return {
-        **_tower_fields(given),
+        **tower_fields(given),
         "vocab_size": given["vocabulary_size"],
         "max_position_embeddings": given["max_length"],
         "pad_token_id": given["pad_id"],
