@@ -214,6 +214,11 @@ class Config:
         return default if value is None else value
 
 
+def dropout_rate(given: Arguments, rate: float | None) -> float:
+    """A dropout rate among a builder's arguments, or a head's: None means the model's own."""
+    return given["dropout"] if rate is None else rate
+
+
 def activation_name(activation: Activation | str | None) -> str:
     """The name of an activation in transformers.
 

@@ -19,6 +19,7 @@ class Architecture:
 
     Attributes:
         make: function of the builder's model and the configuration that returns the model.
+            Default: it is the builder's model.
         kind: str, `model.head.kind`. Default: a model without a head.
         arguments: dict, the `model.head.arguments` that tell architectures with the same kind of
             head apart.
@@ -27,7 +28,7 @@ class Architecture:
         prefix: str, the prefix of names in the files of this class. Default: `Names.prefix`.
     """
 
-    make: Callable[[keras.Model, Config], keras.Model]
+    make: Callable[[keras.Model, Config], keras.Model] = lambda model, config: model
     kind: str | None = None
     arguments: Arguments = field(default_factory=dict)
     prefixes: tuple[str, ...] = ()

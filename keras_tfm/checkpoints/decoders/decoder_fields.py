@@ -146,7 +146,7 @@ def architectures(
             is none.
     """
     heads = {
-        language_model: Architecture(lambda model, config: model, "language_model"),
+        language_model: Architecture(kind="language_model"),
         base: Architecture(lambda model, config: models.backbone(model)),
     }
     if name is not None:

@@ -4,7 +4,14 @@ from functools import partial
 from typing import Any
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import ACTIVATIONS, Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import (
+    ACTIVATIONS,
+    Arguments,
+    Config,
+    Fields,
+    activation_name,
+    dropout_rate,
+)
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     architectures,
     check_saved,
@@ -92,7 +99,6 @@ def _arguments_of_gpt1(config: Config, named: Named) -> Arguments:
 
 def _common_fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
-    attention, embedding = given["attention_dropout"], given["embedding_dropout"]
     return {
         "vocab_size": given["vocabulary_size"],
         "n_embd": given["dim"],
@@ -100,8 +106,8 @@ def _common_fields(model: models.Model, architecture: str) -> Fields:
         "n_head": given["num_heads"],
         "n_positions": given["max_length"],
         "resid_pdrop": given["dropout"],
-        "attn_pdrop": given["dropout"] if attention is None else attention,
-        "embd_pdrop": given["dropout"] if embedding is None else embedding,
+        "attn_pdrop": dropout_rate(given, given["attention_dropout"]),
+        "embd_pdrop": dropout_rate(given, given["embedding_dropout"]),
         "layer_norm_epsilon": given["layer_norm_epsilon"],
         "tie_word_embeddings": given["tie_output"] or model.head is None,
         **classifier_fields(model, architecture),
@@ -256,10 +262,8 @@ def _fields_of_opt(model: models.Model, architecture: str) -> Fields:
         model, "OPT", position_offset=_OFFSET, attention_bias=bias, windows=None,
         layer_norm_epsilon=_OPT_EPSILON, scale_scores=True, scale_scores_by_layer=False,
     )  # fmt: skip
-    embedding_dropout = given["embedding_dropout"]
-    if (dropout if embedding_dropout is None else embedding_dropout) != 0.0:
+    if dropout_rate(given, given["embedding_dropout"]) != 0.0:
         check_saved(model, "OPT", embedding_dropout=0.0)
-    attention = given["attention_dropout"]
     return {
         "pad_token_id": None,  # the default must be in the vocabulary; a classifier's is
         "vocab_size": given["vocabulary_size"],
@@ -269,7 +273,7 @@ def _fields_of_opt(model: models.Model, architecture: str) -> Fields:
         "ffn_dim": given["intermediate_dim"],
         "word_embed_proj_dim": given["embedding_dim"] or given["dim"],
         "dropout": dropout,
-        "attention_dropout": dropout if attention is None else attention,
+        "attention_dropout": dropout_rate(given, given["attention_dropout"]),
         "activation_function": activation_name(given["activation"]),
         "do_layer_norm_before": given["normalize_first"],
         "max_position_embeddings": given["max_length"],

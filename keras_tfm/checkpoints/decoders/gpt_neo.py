@@ -1,7 +1,7 @@
 """GPT-Neo checkpoints: tensor names, configuration and heads."""
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     architectures,
     check_saved,
@@ -99,7 +99,6 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     window, each = window_of(model)
     kinds = [_GLOBAL if x is None else _LOCAL for x in each]
-    attention, embedding = given["attention_dropout"], given["embedding_dropout"]
     return {
         "vocab_size": given["vocabulary_size"],
         "hidden_size": given["dim"],
@@ -107,8 +106,8 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "num_heads": given["num_heads"],
         "intermediate_size": given["intermediate_dim"],
         "resid_dropout": given["dropout"],
-        "attention_dropout": given["dropout"] if attention is None else attention,
-        "embed_dropout": given["dropout"] if embedding is None else embedding,
+        "attention_dropout": dropout_rate(given, given["attention_dropout"]),
+        "embed_dropout": dropout_rate(given, given["embedding_dropout"]),
         "activation_function": activation_name(given["activation"]),
         "layer_norm_epsilon": given["layer_norm_epsilon"],
         "max_position_embeddings": given["max_length"],

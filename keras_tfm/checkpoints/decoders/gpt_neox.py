@@ -10,7 +10,7 @@ from functools import partial
 import keras
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     architectures,
     check_saved,
@@ -316,11 +316,6 @@ def _shared_fields(model: models.Model, architecture: str) -> Fields:
     }
 
 
-def _embedding_dropout(model: models.Model) -> float:
-    rate = model.arguments["embedding_dropout"]
-    return model.arguments["dropout"] if rate is None else rate
-
-
 def _has_output_bias(model: models.Model) -> bool | tuple[bool, bool]:
     """What `output_bias` may be in a family whose language models have it: of others, either."""
     is_language_model = model.head is not None and model.head.kind == "language_model"
@@ -338,7 +333,7 @@ def _fields_of_phi(model: models.Model, architecture: str) -> Fields:
         **partial_rope_fields(model, given["dim"] // given["num_heads"] // 4),
         "layer_norm_eps": given["layer_norm_epsilon"],
         "resid_pdrop": given["dropout"],
-        "embd_pdrop": _embedding_dropout(model),
+        "embd_pdrop": dropout_rate(given, given["embedding_dropout"]),
     }
 
 
@@ -364,7 +359,7 @@ def _fields_of_starcoder2(model: models.Model, architecture: str) -> Fields:
         "sliding_window": window,
         "use_bias": bias,
         "residual_dropout": given["dropout"],
-        "embedding_dropout": _embedding_dropout(model),
+        "embedding_dropout": dropout_rate(given, given["embedding_dropout"]),
     }
 
 
@@ -635,7 +630,7 @@ def _gptj_fields(model: models.Model, architecture: str) -> Fields:
         "rotary_dim": given["rotary_dim"] or given["dim"] // given["num_heads"] // 4,
         "resid_pdrop": given["dropout"],
         "attn_pdrop": given["attention_dropout"],
-        "embd_pdrop": _embedding_dropout(model),
+        "embd_pdrop": dropout_rate(given, given["embedding_dropout"]),
         "tie_word_embeddings": given["tie_output"],
         "n_positions": given["max_length"],
         **classifier_fields(model, architecture),

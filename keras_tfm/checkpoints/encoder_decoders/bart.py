@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -176,8 +176,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         fields["share_encoder_decoder_embeddings"] = target_size is None
         fields["decoder_vocab_size"] = target_size or given["vocabulary_size"]
     if architecture.endswith("SequenceClassification"):
-        dropout = model.head.arguments["dropout"]
-        fields["classifier_dropout"] = given["dropout"] if dropout is None else dropout
+        fields["classifier_dropout"] = dropout_rate(given, model.head.arguments["dropout"])
         fields |= label_fields(model)
     return fields
 
@@ -185,8 +184,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
 def _architectures(name: str, logits: str, heads: bool, buffers: bool) -> dict[str, Architecture]:
     found = {
         f"{name}{logits}": Architecture(
-            lambda model, config: model,
-            "language_model",
+            kind="language_model",
             prefixes=("final_logits_bias",) if buffers else (),
         ),
         f"{name}Model": Architecture(lambda model, config: models.backbone(model)),

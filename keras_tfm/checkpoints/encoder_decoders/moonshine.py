@@ -169,9 +169,7 @@ MOONSHINE = Family(
     arguments=_arguments,
     fields=_fields,
     architectures={
-        "MoonshineForConditionalGeneration": Architecture(
-            lambda model, config: model, "language_model"
-        ),
+        "MoonshineForConditionalGeneration": Architecture(kind="language_model"),
         "MoonshineModel": Architecture(lambda model, config: models.backbone(model)),
     },
     names=Names(prefix="model.", aliases={"proj_out.weight": "decoder.embed_tokens.weight"}),

@@ -217,9 +217,7 @@ MOONSHINE_STREAMING = Family(
     arguments=_arguments,
     fields=_fields,
     architectures={
-        "MoonshineStreamingForConditionalGeneration": Architecture(
-            lambda model, config: model, "language_model"
-        ),
+        "MoonshineStreamingForConditionalGeneration": Architecture(kind="language_model"),
         "MoonshineStreamingModel": Architecture(lambda model, config: models.backbone(model)),
     },
     names=Names(prefix="model.", aliases={"proj_out.weight": "decoder.embed_tokens.weight"}),

@@ -5,7 +5,14 @@ from collections.abc import Callable
 from functools import partial
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import ACTIVATIONS, Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import (
+    ACTIVATIONS,
+    Arguments,
+    Config,
+    Fields,
+    activation_name,
+    dropout_rate,
+)
 from keras_tfm.checkpoints.encoders.bert import label_fields, saved_pad_id
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -124,8 +131,7 @@ def _arguments(config: Config, named: Named, own: Arguments, defaults: Fields) -
 def _architectures(name: str) -> dict[str, Architecture]:
     return {
         f"{name}ForConditionalGeneration": Architecture(
-            lambda model, config: model,
-            "language_model",
+            kind="language_model",
             prefixes=("decoder.",),
             prefix="",
         ),
@@ -208,8 +214,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     if logits:
         fields["scale_decoder_outputs"] = tied if scaled is None else scaled
     if architecture.endswith("Classification"):
-        dropout = model.head.arguments["dropout"]
-        fields["classifier_dropout"] = given["dropout"] if dropout is None else dropout
+        fields["classifier_dropout"] = dropout_rate(given, model.head.arguments["dropout"])
         fields |= label_fields(model)
     return fields
 

@@ -297,7 +297,7 @@ T5GEMMA = Family(
     fields=_fields,
     architectures={
         "T5GemmaForConditionalGeneration": Architecture(
-            lambda model, config: model, "language_model", prefixes=("decoder.",)
+            kind="language_model", prefixes=("decoder.",)
         ),
         "T5GemmaModel": Architecture(
             lambda model, config: models.backbone(model), prefixes=("decoder.",)

@@ -155,9 +155,7 @@ T5GEMMA2 = Family(
     arguments=_arguments,
     fields=_fields,
     architectures={
-        "T5Gemma2ForConditionalGeneration": Architecture(
-            lambda model, config: model, "language_model"
-        ),
+        "T5Gemma2ForConditionalGeneration": Architecture(kind="language_model"),
         "T5Gemma2Model": Architecture(lambda model, config: models.backbone(model)),
         **classifiers("T5Gemma2", whole=True),
     },

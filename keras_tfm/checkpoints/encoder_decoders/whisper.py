@@ -170,9 +170,7 @@ WHISPER = Family(
     arguments=_arguments,
     fields=_fields,
     architectures={
-        "WhisperForConditionalGeneration": Architecture(
-            lambda model, config: model, "language_model"
-        ),
+        "WhisperForConditionalGeneration": Architecture(kind="language_model"),
         "WhisperModel": Architecture(lambda model, config: models.backbone(model)),
     },
     names=Names(prefix="model.", aliases={"proj_out.weight": "decoder.embed_tokens.weight"}),

@@ -54,7 +54,7 @@ def _dropout(config: Config) -> float | None:
 
 
 ARCHITECTURES = {
-    "AlbertModel": Architecture(lambda model, config: model, prefixes=("pooler.",)),
+    "AlbertModel": Architecture(prefixes=("pooler.",)),
     "AlbertForPreTraining": Architecture(
         lambda model, config: models.masked_language_model(model, next_sentence=True),
         "masked_language_model",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
@@ -160,7 +160,7 @@ def classifiers(
 
 _MASKED, _NEXT = "cls.predictions.", "cls.seq_relationship."
 ARCHITECTURES = {
-    "BertModel": Architecture(lambda model, config: model, prefixes=("pooler.",)),
+    "BertModel": Architecture(prefixes=("pooler.",)),
     "BertForPreTraining": Architecture(
         lambda model, config: models.masked_language_model(model, next_sentence=True),
         "masked_language_model",
@@ -185,7 +185,6 @@ ARCHITECTURES = {
 def encoder_fields(model: models.Model, architecture: str) -> Fields:
     """The fields of `config.json` that BERT and its successors have in common."""
     given = model.arguments
-    attention = given["attention_dropout"]
     fields: Fields = {
         "vocab_size": given["vocabulary_size"],
         "hidden_size": given["dim"],
@@ -194,7 +193,7 @@ def encoder_fields(model: models.Model, architecture: str) -> Fields:
         "intermediate_size": given["intermediate_dim"],
         "hidden_act": activation_name(given["activation"]),
         "hidden_dropout_prob": given["dropout"],
-        "attention_probs_dropout_prob": given["dropout"] if attention is None else attention,
+        "attention_probs_dropout_prob": dropout_rate(given, given["attention_dropout"]),
         "max_position_embeddings": given["max_length"],
         "type_vocab_size": given.get("num_segments", 0),
         "layer_norm_eps": given["layer_norm_epsilon"],
@@ -202,8 +201,7 @@ def encoder_fields(model: models.Model, architecture: str) -> Fields:
         "tie_word_embeddings": True,
     }
     if architecture.endswith("Classification"):
-        dropout = model.head.arguments["dropout"]
-        fields["classifier_dropout"] = given["dropout"] if dropout is None else dropout
+        fields["classifier_dropout"] = dropout_rate(given, model.head.arguments["dropout"])
         fields |= label_fields(model)
     return fields
 

@@ -130,7 +130,7 @@ def _has_relative_norm(config: Config, relative: bool) -> bool:
 
 
 ARCHITECTURES = {
-    "DebertaV2Model": Architecture(lambda model, config: model),
+    "DebertaV2Model": Architecture(),
     "DebertaV2ForMaskedLM": Architecture(
         lambda model, config: models.masked_language_model(model),
         "masked_language_model",

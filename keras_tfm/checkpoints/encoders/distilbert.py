@@ -1,7 +1,7 @@
 """DistilBERT checkpoints: tensor names, configuration and heads."""
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.encoders.bert import (
     check_tied,
     classifiers,
@@ -53,7 +53,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
 
 
 ARCHITECTURES = {
-    "DistilBertModel": Architecture(lambda model, config: model),
+    "DistilBertModel": Architecture(),
     "DistilBertForMaskedLM": Architecture(
         lambda model, config: models.masked_language_model(model),
         "masked_language_model",
@@ -70,7 +70,6 @@ ARCHITECTURES = {
 
 def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
-    attention = given["attention_dropout"]
     fields: Fields = {
         "vocab_size": given["vocabulary_size"],
         "dim": given["dim"],
@@ -78,7 +77,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "n_heads": given["num_heads"],
         "hidden_dim": given["intermediate_dim"],
         "dropout": given["dropout"],
-        "attention_dropout": given["dropout"] if attention is None else attention,
+        "attention_dropout": dropout_rate(given, given["attention_dropout"]),
         "activation": activation_name(given["activation"]),
         "max_position_embeddings": given["max_length"],
         "sinusoidal_pos_embds": False,
@@ -86,8 +85,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "tie_word_embeddings": True,
     }
     if architecture.endswith("Classification"):
-        dropout = model.head.arguments["dropout"]
-        fields["seq_classif_dropout"] = given["dropout"] if dropout is None else dropout
+        fields["seq_classif_dropout"] = dropout_rate(given, model.head.arguments["dropout"])
         fields |= label_fields(model)
     return fields
 

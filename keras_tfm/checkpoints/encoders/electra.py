@@ -44,7 +44,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
 
 
 ARCHITECTURES = {
-    "ElectraModel": Architecture(lambda model, config: model),
+    "ElectraModel": Architecture(),
     "ElectraForPreTraining": Architecture(
         lambda model, config: models.replaced_token_detection(model),
         "replaced_token_detection",

@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, dropout_rate
 from keras_tfm.checkpoints.encoders.bert import (
     ARCHITECTURES,
     classifier_dropout,
@@ -135,8 +135,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     if width is not None:
         fields["intra_bottleneck_size"] = width
     if architecture.endswith("MultipleChoice"):
-        dropout = model.head.arguments["dropout"]
-        fields["classifier_dropout"] = given["dropout"] if dropout is None else dropout
+        fields["classifier_dropout"] = dropout_rate(given, model.head.arguments["dropout"])
     return fields
 
 

@@ -115,7 +115,7 @@ def _dropout(config: Config) -> float:
 
 
 ARCHITECTURES = {
-    "ModernBertModel": Architecture(lambda model, config: model),
+    "ModernBertModel": Architecture(),
     "ModernBertForMaskedLM": Architecture(
         lambda model, config: models.masked_language_model(model),
         "masked_language_model",
@@ -305,9 +305,7 @@ MODERNBERT_DECODER = Family(
     arguments=_decoder_arguments,
     fields=_decoder_fields,
     architectures={
-        "ModernBertDecoderForCausalLM": Architecture(
-            lambda model, config: model, "language_model", prefixes=("lm_head.",)
-        ),
+        "ModernBertDecoderForCausalLM": Architecture(kind="language_model", prefixes=("lm_head.",)),
         "ModernBertDecoderModel": Architecture(lambda model, config: models.backbone(model)),
         "ModernBertDecoderForSequenceClassification": Architecture(
             lambda model, config: models.sequence_classifier(

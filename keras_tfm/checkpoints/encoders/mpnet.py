@@ -1,7 +1,7 @@
 """MPNet checkpoints: tensor names, configuration and heads."""
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, dropout_rate
 from keras_tfm.checkpoints.encoders.bert import (
     classifier_dropout,
     encoder_arguments,
@@ -60,8 +60,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     fields = encoder_fields(model, architecture)
     del fields["type_vocab_size"]
     if architecture == _CHOICE:
-        dropout = model.head.arguments["dropout"]
-        fields["classifier_dropout"] = given["dropout"] if dropout is None else dropout
+        fields["classifier_dropout"] = dropout_rate(given, model.head.arguments["dropout"])
     return {
         **fields,
         "max_position_embeddings": given["max_length"] + FIRST_POSITION,

@@ -112,7 +112,7 @@ def architectures(name: str, masked: Architecture) -> dict[str, Architecture]:
         masked: the masked language model.
     """
     return {
-        f"{name}Model": Architecture(lambda model, config: model),
+        f"{name}Model": Architecture(),
         f"{name}ForMaskedLM": masked,
         f"{name}ForSequenceClassification": ARCHITECTURES["BertForSequenceClassification"],
         f"{name}ForTokenClassification": ARCHITECTURES["BertForTokenClassification"],

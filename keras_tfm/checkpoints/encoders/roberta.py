@@ -54,7 +54,7 @@ def architectures(name: str) -> dict[str, Architecture]:
         name: str, the first part of their names, such as "Roberta".
     """
     return {
-        f"{name}Model": Architecture(lambda model, config: model),
+        f"{name}Model": Architecture(),
         f"{name}ForMaskedLM": Architecture(
             lambda model, config: models.masked_language_model(model, activation="gelu"),
             "masked_language_model",

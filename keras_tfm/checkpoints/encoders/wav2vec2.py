@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.encoder_decoders.moonshine import save_preprocessor
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -158,14 +158,14 @@ def _preprocessor(model: models.Model) -> Fields:
 
 def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
-    dropout, attention = given["dropout"], given["attention_dropout"]
+    dropout = given["dropout"]
     fields = {
         "hidden_size": given["dim"],
         "num_hidden_layers": given["num_layers"],
         "num_attention_heads": given["num_heads"],
         "intermediate_size": given["intermediate_dim"],
         "hidden_dropout": dropout,
-        "attention_dropout": dropout if attention is None else attention,
+        "attention_dropout": dropout_rate(given, given["attention_dropout"]),
         "activation_dropout": given["activation_dropout"],
         "feat_proj_dropout": given["feature_dropout"],
         "hidden_act": activation_name(given["activation"]),
@@ -290,7 +290,7 @@ def _architectures(name: str) -> dict[str, Architecture]:
     """The classes that wav2vec 2.0 and HuBERT both have; `name` is the first part of theirs."""
     return {
         f"{name}ForCTC": Architecture(_recogniser, "ctc_classifier", prefixes=("lm_head.",)),
-        f"{name}Model": Architecture(lambda model, config: model),
+        f"{name}Model": Architecture(),
         f"{name}ForSequenceClassification": Architecture(
             lambda model, config: models.sequence_classifier(
                 model, config.num_labels, 0.0, labels=config.labels, pooling="mean"

@@ -61,6 +61,6 @@ FLAVA_CODEBOOK = Family(
     table=_table,
     arguments=_arguments,
     fields=_fields,
-    architectures={"FlavaImageCodebook": Architecture(lambda model, config: model)},
+    architectures={"FlavaImageCodebook": Architecture()},
     base="FlavaImageCodebook",
 )

@@ -3,7 +3,7 @@
 from functools import partial
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.decoders.gpt import ALIASES
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -51,7 +51,6 @@ def _arguments(config: Config, named: Named) -> Arguments:
 
 def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
-    attention, embedding = given["attention_dropout"], given["embedding_dropout"]
     return {
         "vocab_size": given["vocabulary_size"] + 1,
         "n_embd": given["dim"],
@@ -61,8 +60,8 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "n_positions": given["max_length"],
         "activation_function": activation_name(given["activation"]),
         "resid_pdrop": given["dropout"],
-        "attn_pdrop": given["dropout"] if attention is None else attention,
-        "embd_pdrop": given["dropout"] if embedding is None else embedding,
+        "attn_pdrop": dropout_rate(given, given["attention_dropout"]),
+        "embd_pdrop": dropout_rate(given, given["embedding_dropout"]),
         "layer_norm_epsilon": given["rms_norm_epsilon"],
         "scale_attn_weights": given["scale_scores"],
         "scale_attn_by_inverse_layer_idx": given["scale_scores_by_layer"],
@@ -79,7 +78,7 @@ IMAGE_GPT = Family(
     fields=_fields,
     architectures={
         "ImageGPTForCausalImageModeling": Architecture(
-            lambda model, config: model, "language_model", prefixes=("lm_head.",)
+            kind="language_model", prefixes=("lm_head.",)
         ),
         "ImageGPTModel": Architecture(lambda model, config: models.backbone(model)),
         _CLASSIFIER: Architecture(

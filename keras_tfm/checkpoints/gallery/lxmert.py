@@ -3,7 +3,7 @@
 import numpy as np
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.encoders.bert import ENCODER, check_tied
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -121,7 +121,6 @@ def _fields(model: models.Model, architecture: str) -> Fields:
             f"layer_norm_epsilon must be {_EPSILON} to be saved, the only one that transformers "
             f"has for LXMERT, got {given['layer_norm_epsilon']}"
         )
-    attention = given["attention_dropout"]
     fields = {
         "vocab_size": given["vocabulary_size"],
         "hidden_size": given["dim"],
@@ -131,7 +130,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "num_attention_heads": given["num_heads"],
         "intermediate_size": given["intermediate_dim"],
         "hidden_dropout_prob": given["dropout"],
-        "attention_probs_dropout_prob": given["dropout"] if attention is None else attention,
+        "attention_probs_dropout_prob": dropout_rate(given, given["attention_dropout"]),
         "hidden_act": activation_name(given["activation"]),
         "max_position_embeddings": given["max_length"],
         "type_vocab_size": given["num_segments"],
@@ -177,7 +176,7 @@ LXMERT = Family(
     arguments=_arguments,
     fields=_fields,
     architectures={
-        "LxmertModel": Architecture(lambda model, config: model),
+        "LxmertModel": Architecture(),
         "LxmertForQuestionAnswering": Architecture(
             lambda model, config: models.visual_question_answering(
                 model, config.integer("num_qa_labels", 9500)

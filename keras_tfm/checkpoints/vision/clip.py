@@ -3,7 +3,7 @@
 from functools import partial
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.image_settings import image_statistics
 from keras_tfm.checkpoints.names import Named, Names
@@ -157,14 +157,13 @@ def _arguments(config: Config, named: Named) -> Arguments:
 
 def tower_fields(given: Arguments) -> Fields:
     """The fields that both encoders have."""
-    attention = given["attention_dropout"]
     return {
         "hidden_size": given["dim"],
         "num_hidden_layers": given["num_layers"],
         "num_attention_heads": given["num_heads"],
         "intermediate_size": given["intermediate_dim"],
         "dropout": given["dropout"],
-        "attention_dropout": given["dropout"] if attention is None else attention,
+        "attention_dropout": dropout_rate(given, given["attention_dropout"]),
         "hidden_act": activation_name(given["activation"]),
         "layer_norm_eps": given["layer_norm_epsilon"],
     }
@@ -226,12 +225,9 @@ def _fields(model: models.Model, architecture: str) -> Fields:
 
 
 def _architectures(name: str, projection: str) -> dict[str, Architecture]:
-    def same(model: models.Model, config: Config) -> models.Model:
-        return model
-
     return {
-        name: Architecture(same),
-        f"{name}WithProjection": Architecture(same, "embedding", prefixes=(projection,)),
+        name: Architecture(),
+        f"{name}WithProjection": Architecture(kind="embedding", prefixes=(projection,)),
     }
 
 
@@ -241,7 +237,7 @@ CLIP = Family(
     table=_table,
     arguments=_arguments,
     fields=_fields,
-    architectures={"CLIPModel": Architecture(lambda model, config: model, "embedding")},
+    architectures={"CLIPModel": Architecture(kind="embedding")},
     names=Names(ignored=_IGNORED, renamed={_OF_TENSORFLOW: ""}),
     base="CLIPModel",
 )

@@ -157,11 +157,7 @@ DEPTH_ANYTHING = Family(
     table=_table,
     arguments=_arguments,
     fields=_fields,
-    architectures={
-        "DepthAnythingForDepthEstimation": Architecture(
-            lambda model, config: model, "depth_estimator"
-        )
-    },
+    architectures={"DepthAnythingForDepthEstimation": Architecture(kind="depth_estimator")},
     names=Names(ignored=(r"backbone\.embeddings\.mask_token",)),
     base="DepthAnythingForDepthEstimation",
     unused=_unread_tensors,

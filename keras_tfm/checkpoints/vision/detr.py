@@ -1,7 +1,7 @@
 """DETR checkpoints: tensor names, configuration and heads."""
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.encoder_decoders.bart import ALIASES
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -132,7 +132,7 @@ def _backbone_arguments(config: Config) -> Arguments:
 def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     channels = len(given["image_mean"])
-    attention, decoders = given["attention_dropout"], given["num_decoder_layers"]
+    decoders = given["num_decoder_layers"]
     fields = {
         "backbone_config": {"model_type": "resnet", **grid_fields(_backbone(model), channels)},
         "use_timm_backbone": False,
@@ -148,7 +148,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "encoder_ffn_dim": given["intermediate_dim"],
         "decoder_ffn_dim": given["decoder_intermediate_dim"] or given["intermediate_dim"],
         "dropout": given["dropout"],
-        "attention_dropout": given["dropout"] if attention is None else attention,
+        "attention_dropout": dropout_rate(given, given["attention_dropout"]),
         "activation_dropout": given["activation_dropout"],
         "activation_function": activation_name(given["activation"]),
         "position_embedding_type": "sine",
@@ -167,8 +167,7 @@ DETR = Family(
     architectures={
         "DetrModel": Architecture(lambda model, config: models.backbone(model)),
         "DetrForObjectDetection": Architecture(
-            lambda model, config: model,
-            "object_detector",
+            kind="object_detector",
             prefixes=("class_labels_classifier.", "bbox_predictor."),
         ),
     },

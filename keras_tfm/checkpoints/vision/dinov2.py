@@ -125,7 +125,7 @@ DINOV2 = Family(
     arguments=arguments,
     fields=fields,
     architectures={
-        "Dinov2Model": Architecture(lambda model, config: model),
+        "Dinov2Model": Architecture(),
         "Dinov2ForImageClassification": Architecture(
             lambda model, config: classifier(model, config, "first_and_mean"),
             "image_classifier",

@@ -103,7 +103,7 @@ DINOV3 = Family(
     table=_table,
     arguments=_arguments,
     fields=_fields,
-    architectures={"DINOv3ViTModel": Architecture(lambda model, config: model)},
+    architectures={"DINOv3ViTModel": Architecture()},
     is_of=lambda model: (
         model.arguments.get("max_wavelength") is not None
         and model.arguments["layer_scale"] is not None

@@ -120,7 +120,7 @@ RESNET = Family(
     arguments=_arguments,
     fields=_fields,
     architectures={
-        "ResNetModel": Architecture(lambda model, config: model),
+        "ResNetModel": Architecture(),
         "ResNetForImageClassification": Architecture(
             lambda model, config: classifier(model, config, "mean"),
             "image_classifier",

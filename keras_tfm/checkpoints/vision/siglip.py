@@ -247,10 +247,6 @@ def _unused_tensors(model: models.Model) -> dict[str, np.ndarray]:
     return {name: np.zeros(()) for name in names}
 
 
-def _same(model: models.Model, config: Config) -> models.Model:
-    return model
-
-
 def _of_both(name: str, naflex: bool) -> Family:
     """The type of both encoders; `name`: how the classes of transformers begin."""
     return Family(
@@ -260,9 +256,7 @@ def _of_both(name: str, naflex: bool) -> Family:
         arguments=partial(_arguments, naflex=naflex),
         fields=_fields,
         architectures={
-            f"{name}Model": Architecture(
-                _same, "embedding", prefixes=("logit_scale", "text_model.")
-            ),
+            f"{name}Model": Architecture(kind="embedding", prefixes=("logit_scale", "text_model.")),
             # Saved by the family below, as the model has the encoder of images alone.
             f"{name}{_CLASSIFIER}": Architecture(
                 _image_classifier, "image_classifier", prefixes=("classifier.",)
@@ -284,7 +278,7 @@ def _of_images(name: str, naflex: bool) -> Family:
         arguments=partial(_image_arguments, naflex=naflex),
         fields=_fields_of_images,
         architectures={
-            f"{name}VisionModel": Architecture(_same),
+            f"{name}VisionModel": Architecture(),
             f"{name}{_CLASSIFIER}": Architecture(
                 lambda model, config: classifier(model, config, "mean"),
                 "image_classifier",
@@ -309,6 +303,6 @@ SIGLIP_TEXT = Family(
     table=lambda model: _text_rows(),
     arguments=_text_arguments,
     fields=lambda model, architecture: _text_fields(model.arguments),
-    architectures={"SiglipTextModel": Architecture(_same)},
+    architectures={"SiglipTextModel": Architecture()},
     names=Names(prefix="text_model.", ignored=_IGNORED),
 )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.image_settings import image_statistics
@@ -103,7 +103,6 @@ def classifier(model: models.Model, config: Config, pooling: str) -> models.Mode
 def vision_fields(model: models.Model, architecture: str) -> Fields:
     """The fields of `config.json` that ViT, DeiT and DINOv2 have in common."""
     given = model.arguments
-    attention = given["attention_dropout"]
     size = given["image_size"] if given["position_size"] is None else given["position_size"]
     fields: Fields = {
         "image_size": size,
@@ -114,7 +113,7 @@ def vision_fields(model: models.Model, architecture: str) -> Fields:
         "num_attention_heads": given["num_heads"],
         "hidden_act": activation_name(given["activation"]),
         "hidden_dropout_prob": given["dropout"],
-        "attention_probs_dropout_prob": given["dropout"] if attention is None else attention,
+        "attention_probs_dropout_prob": dropout_rate(given, given["attention_dropout"]),
         "layer_norm_eps": given["layer_norm_epsilon"],
         "qkv_bias": given["attention_bias"],
     }
@@ -143,7 +142,7 @@ VIT = Family(
     arguments=_arguments,
     fields=_fields,
     architectures={
-        "ViTModel": Architecture(lambda model, config: model),
+        "ViTModel": Architecture(),
         "ViTForImageClassification": Architecture(
             lambda model, config: classifier(model, config, "first"),
             "image_classifier",
@@ -159,7 +158,7 @@ DEIT = replace(
     VIT,
     model_type="deit",
     architectures={
-        "DeiTModel": Architecture(lambda model, config: model),
+        "DeiTModel": Architecture(),
         "DeiTForImageClassification": Architecture(
             lambda model, config: classifier(model, config, "first"),
             "image_classifier",
