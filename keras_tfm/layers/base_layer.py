@@ -247,7 +247,8 @@ class RematerializedLayer(Recomputation):
 
     compute_output_shape: Callable[..., Shape] = _first_shape
 
-    def __init__(self, *, quantized: list[Config] | None = None, **kwargs: Any):
+    def __init__(self, **kwargs: Any):
+        quantized: list[Config] | None = kwargs.pop("quantized", None)  # of `get_config`
         super().__init__(**kwargs)
         self._quantized = quantized
         self.supports_masking = True
