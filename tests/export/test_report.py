@@ -219,3 +219,14 @@ def test_weights_are_counted_for_the_layer_that_owns_them():
         # Four kernels of 32 x 32 and, at most, their biases and scales in float32.
         assert 4 * 1024 <= sum(of_attention.values()) <= 4 * 1024 + 4 * 32 * 8, sizes
         assert sizes.get(f"{block}/{attention}_residual", 0) < 32 * 8, sizes
+
+
+@pytest.mark.default
+def test_numbered_layers_have_their_own_bytes():
+    """Keras numbers unnamed layers, and TensorFlow their scopes: `dense` is in `dense_1`."""
+    x = y = keras.Input((7,))
+    for number, width in enumerate((11, 13, 17)):
+        y = layers.Dense(width, name=f"wide_{number}" if number else "wide")(y)
+    report = export_tflite(keras.Model(x, y), new_path(), verify=False)
+    kernels = {"wide": 4 * 7 * 11, "wide_1": 4 * 11 * 13, "wide_2": 4 * 13 * 17}
+    assert report.layers.items() >= kernels.items()

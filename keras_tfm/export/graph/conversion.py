@@ -405,15 +405,18 @@ def _reason(error: Exception, model: keras.Model) -> str:
 def _layer_path(model: keras.Model, scope: str) -> str:
     """The path of the layer whose scope in the graph is `scope`.
 
-    A full pass has the model's name as the outermost scope, a step does not. Names in a scope may
-    have a numeric suffix, and a scope also lists layers that call the layer but do not own it.
+    A full pass has the model's name as the outermost scope, a step does not. A scope also lists
+    layers that call the layer but do not own it. Keras opens the scope of a layer twice, to build
+    and to call it, so that TensorFlow adds a number to the name: `dense_1` is the second scope of
+    `dense`, and the operations of a layer named `dense_1` are in `dense_1_2`.
     """
     paths: list[list[str]] = [(layer.path or layer.name).split("/") for layer in sublayers(model)]
     known = {path[-1] for path in paths}
     parts = scope.split("/")
     if model.name in (parts[0], re.sub(r"_\d+$", "", parts[0])):
         parts = parts[1:]
-    names = [x if x in known else re.sub(r"_\d+$", "", x) for x in parts]
+    unnumbered = [re.sub(r"_\d+$", "", x) for x in parts]
+    names = [x if x in known else part for x, part in zip(unnumbered, parts, strict=True)]
 
     def is_in_scope(path: list[str]) -> bool:
         rest = iter(names)
