@@ -16,6 +16,7 @@ from keras_tfm.distributed.global_gradients import (
 from keras_tfm.distributed.global_loss import Batch, GlobalLoss, over_replicas
 from keras_tfm.distributed.joint_loss import Rows, Tensor, Tensors
 from keras_tfm.distributed.loss_scale import scale_loss_of_half_precision
+from keras_tfm.distributed.moving_statistics import average_moving_statistics
 from keras_tfm.distributed.row_of_zeros import (
     add_row_of_zeros,
     remove_row_of_zeros,
@@ -158,6 +159,8 @@ class DistributedModel(keras.Model):
             loss, gradients = self._gradients(batch)
         else:
             loss, gradients = self._accumulate(batch)
+        if self._batch.replica_share is not None:
+            average_moving_statistics(self, self.weigh_mean)
         self._end(loss, rows)
         gradients = sum_over_replicas(gradients)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))

@@ -195,6 +195,20 @@ def stopped(replicas):
     return {"wrong": [path for path in wrong if "loss" not in path], "message": stop.message}
 
 
+def moving_statistics(replicas):
+    """Those of each replica after nine rows in batches of eight: one replica has no last row."""
+    strategy = strategy_of(replicas)
+    with strategy.scope():
+        numbers = keras.Input((3,))
+        normalized = keras.layers.BatchNormalization(momentum=0.5)(numbers)
+        model = keras_tfm.Model(numbers, keras.layers.Dense(1)(normalized))
+        model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(5, 2, (9, 3))
+    model.fit(x, np.ones(9), batch_size=8, shuffle=False, verbose=0)
+    statistics = [strategy.experimental_local_results(v.value) for v in model.layers[1].weights[2:]]
+    return [[x.numpy().tolist() for x in of_all] for of_all in statistics]
+
+
 def message(function):
     try:
         function()
@@ -303,6 +317,8 @@ FAST = {
     "no rows, convolutions 2": lambda: run(2, rows=9, make=convolutional, whole=True),
     "dropout": dropout,
     "stopped": lambda: stopped(2),
+    "moving statistics 1": lambda: moving_statistics(1),
+    "moving statistics 2": lambda: moving_statistics(2),
     "refused": refused,
 }
 # What looks like a fast one, and what a new version of Keras may change.

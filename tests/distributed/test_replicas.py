@@ -114,6 +114,14 @@ def test_statistics_of_a_bad_step_are_not_kept(results):
     assert " at step 2 " in results["stopped"]["message"]
 
 
+def test_moving_statistics_are_averaged_by_rows(results):
+    """Means of parts of a batch give the mean of the batch; variances do not."""
+    (means, _), (of_both, variances) = (results[f"moving statistics {n}"] for n in (1, 2))
+    assert of_both[0] == of_both[1]
+    assert variances[0] == variances[1]
+    np.testing.assert_allclose(of_both[0], means[0], rtol=1e-6)  # float32
+
+
 def test_two_outputs_with_a_loss_each(results):
     """Each loss is divided by its own count."""
     assert_equal(results["two outputs"], results["two outputs, 2 replicas, 2 parts"])

@@ -71,12 +71,28 @@ def test_a_worker_is_killed_and_all_go_on_from_the_checkpoint(tmp_path, alone, w
     assert again["workers"] == workers
     assert again["weights"] == expected["weights"]
     assert again["predictions"] == expected["predictions"]
+    assert again["history"] == expected["history"]
     # The chief alone writes: what one process writes, and no more.
     names = {path.name.partition("-")[0] for path in killed.iterdir()}
     assert names == {"checkpoint", "ckpt"}
     steps = sorted(int(p.stem.partition("-")[2]) for p in killed.glob("*.index"))
     assert steps == [8, 10, STEPS]
     assert not np.allclose(again["weights"], alone["small"]["weights"])  # dropout was on
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("worker", [0, 1])
+def test_workers_agree_when_to_write_and_to_exit(tmp_path, worker):
+    """The clocks differ, and SIGTERM comes to one of them, within the second epoch."""
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    clock = ["--every-minutes", 0.01]
+    expected = heard(programs.run("worker.py", "--resume", whole, *clock, workers=2))["resumed"]
+    term = ["--kill-worker", worker, "--at-step", 6, "--signal", 15]
+    result = programs.run("worker.py", "--resume", stopped, *clock, *term, workers=2)
+    assert result.returncode == 128 + 15, result.stdout + result.stderr
+    again = heard(programs.run("worker.py", "--resume", stopped, *clock, workers=2))["resumed"]
+    assert again["weights"] == expected["weights"]
+    assert again["history"] == expected["history"]
 
 
 @pytest.mark.slow

@@ -1,13 +1,14 @@
 """One of several workers: trains, evaluates, predicts, and says what came out.
 
 python worker.py [--whole] [--transformer] [--rounded]
-    [--resume FOLDER [--kill-worker N --at-step S]]
+    [--resume FOLDER [--kill-worker N --at-step S [--signal 15]]] [--every-minutes M]
 
 What is resumed is small and has dropout.
 """
 
 import argparse
 import os
+import time
 
 import small_training  # first: it quietens TensorFlow
 
@@ -19,14 +20,24 @@ import keras  # noqa: E402
 
 
 class Kill(keras.callbacks.Callback):
-    def __init__(self, step):
+    def __init__(self, step, signal):
         super().__init__()
-        self.left = step
+        self.left, self.signal = step, signal
 
     def on_train_batch_end(self, batch, logs=None):
         self.left -= 1
         if self.left == 0:
-            os.kill(os.getpid(), 9)
+            os.kill(os.getpid(), self.signal)
+
+
+class LateClock(keras.callbacks.Callback):
+    """Slow steps, and a clock of `Resume` that starts half a second later on worker 1."""
+
+    def on_train_begin(self, logs=None):
+        time.sleep(0.5 * strategy.cluster_resolver.task_id)
+
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.1)
 
 
 def trained(make, *callbacks, **options):
@@ -63,6 +74,8 @@ def main():
     parser.add_argument("--resume-of-each", nargs="+", help="a folder for each worker")
     parser.add_argument("--kill-worker", type=int)
     parser.add_argument("--at-step", type=int)
+    parser.add_argument("--signal", type=int, default=9)
+    parser.add_argument("--every-minutes", type=float)
     arguments = parser.parse_args()
     resolver = strategy.cluster_resolver
     task = resolver.task_id if resolver else 0
@@ -77,9 +90,13 @@ def main():
     if arguments.resume_of_each:
         arguments.resume = arguments.resume_of_each[task]
     if arguments.resume:
-        callbacks = [training.Resume(arguments.resume, every_steps=2)]
+        minutes = arguments.every_minutes
+        when = {"every_minutes": minutes} if minutes else {"every_steps": 2}
+        callbacks = [training.Resume(arguments.resume, **when)]
+        if minutes:
+            callbacks.insert(0, LateClock())
         if arguments.kill_worker == task:
-            callbacks.append(Kill(arguments.at_step))
+            callbacks.append(Kill(arguments.at_step, arguments.signal))
         results["resumed"] = trained(small_training.embedding, *callbacks, dropout=0.2)
     if training.is_chief(strategy):
         small_training.say(**results)

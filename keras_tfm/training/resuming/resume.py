@@ -6,6 +6,7 @@ import time
 import warnings
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import keras
 import numpy as np
@@ -37,8 +38,8 @@ class Resume(keras.callbacks.Callback):
     A `tf.data.Dataset` that shuffles has another order than without this callback, which reads its
     first batch once more.
 
-    Several workers must share one folder, to which the first worker writes. The metrics of the
-    interrupted epoch are then averaged over its remaining steps only; everything else is exact.
+    Several workers must share one folder, to which the first worker writes. About once a second they
+    agree whether `every_minutes` are over and whether one of them got SIGTERM.
 
     The other callbacks of `fit` continue too (`EarlyStopping`, `ReduceLROnPlateau`, your own): all
     their attributes that have changed since training began are saved, if they are numbers, strings,
@@ -146,7 +147,8 @@ class Resume(keras.callbacks.Callback):
         callbacks = callback_list()
         others = [x for x in callbacks.callbacks if x is not self and not isinstance(x, _First)]
         callbacks.callbacks = [_First(self, others), *others, self]
-        self.saved_at = time.monotonic()
+        self.saved_at = self.agreed_at = time.monotonic()
+        self.interval = self.until_agreement = 1
         self.terminated = False
         if threading.current_thread() is threading.main_thread():
             self.previous = signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -165,6 +167,9 @@ class Resume(keras.callbacks.Callback):
             self.states.restore(self.found["callbacks"], self.state.arrays.value)
             if not self.in_epoch:  # the metrics are those of the epoch before
                 self.model.reset_metrics()
+            elif "metrics" in self.found:
+                arrays = self.state.arrays.value
+                self.state.set_metric_values([arrays[i] for i in self.found["metrics"]])
 
     def restore_quantization(self) -> None:
         """Restores the rounding of the weights, which a callback may have enabled in training."""
@@ -184,17 +189,17 @@ class Resume(keras.callbacks.Callback):
         self.in_epoch += 1
         if self.model.stop_training:  # the epoch ends here, with a checkpoint
             return
-        age = time.monotonic() - self.saved_at
-        due = self.every_steps and self.step % self.every_steps == 0
-        old = self.every_minutes and age >= 60 * self.every_minutes
-        if due or old or self.terminated:
+        old, terminated = self._decide()
+        if old or terminated or (self.every_steps and self.step % self.every_steps == 0):
             metrics = self.model.get_metrics_result()
             self._save(self.epoch, {name: float(value) for name, value in metrics.items()})
-        self._exit_if_terminated()
+        if terminated:
+            self._exit()
 
     def on_test_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Exits after SIGTERM; an evaluation changes nothing that needs a checkpoint."""
-        self._exit_if_terminated()
+        if self._decide()[1]:
+            self._exit()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Writes a checkpoint, after `on_epoch_end` of other callbacks."""
@@ -202,7 +207,9 @@ class Resume(keras.callbacks.Callback):
         self.epochs.append(self.in_epoch)
         self.in_epoch = 0
         self._save(epoch + 1, {})
-        self._exit_if_terminated()
+        self.until_agreement = 1
+        if self._decide()[1]:
+            self._exit()
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Restores the signal handler of SIGTERM; warns if nothing was left to train."""
@@ -217,6 +224,27 @@ class Resume(keras.callbacks.Callback):
                 stacklevel=2,
             )
 
+    def _decide(self) -> tuple[bool, bool]:
+        """Whether the last checkpoint is too old, and whether to exit after SIGTERM.
+
+        Workers exchange numbers when they write a checkpoint, so they decide together, at the same
+        step. Between two agreements are as many steps as the first worker did in a second.
+        """
+        now = time.monotonic()
+        old = self.every_minutes is not None and now - self.saved_at >= 60 * self.every_minutes
+        if not self.state.several_workers:
+            return old, self.terminated
+        self.until_agreement -= 1
+        if self.until_agreement > 0:
+            return False, False
+        steps_per_second = self.interval / max(now - self.agreed_at, 1e-3)
+        mine = [old, self.terminated, max(1, int(steps_per_second))]
+        replicas = len(self.state.replicas)
+        opinions = self.state.gather(np.tile(np.array(mine, "int64"), (replicas, 1)))
+        self.interval = self.until_agreement = int(opinions[0, 2])
+        self.agreed_at = now
+        return bool(opinions[0, 0]), bool(opinions[:, 1].any())
+
     def _save(self, epoch: int, logs: dict[str, float]) -> None:
         arrays: list[np.ndarray] = []
         position = {
@@ -229,6 +257,10 @@ class Resume(keras.callbacks.Callback):
             "quantization": quantization_settings(self.model),
             "callbacks": self.states.changes(arrays),
         }
+        if self.in_epoch:
+            values = self.state.metric_values()
+            position["metrics"] = [*range(len(arrays), len(arrays) + len(values))]
+            arrays += values
         self.state.save(self.step, position, arrays)
         self.saved_at = time.monotonic()
 
@@ -240,11 +272,10 @@ class Resume(keras.callbacks.Callback):
             signal.raise_signal(number)
         self.terminated = True
 
-    def _exit_if_terminated(self) -> None:
-        if self.terminated:
-            self.found = None
-            self.on_train_end()
-            raise SystemExit(128 + signal.SIGTERM)
+    def _exit(self) -> NoReturn:
+        self.found = None
+        self.on_train_end()
+        raise SystemExit(128 + signal.SIGTERM)
 
 
 class _First(keras.callbacks.Callback):

@@ -48,11 +48,12 @@ class TrainingState:
         self.several_workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
         # By id: a variable may be in both lists.
         variables = {id(v): v for v in [*model.variables, *model.optimizer.variables, seed]}
-        metrics = [] if self.several_workers else list(model.metrics_variables)
+        self.metrics = list(model.metrics_variables)
+        self.replicas = _local_replicas(strategy)
         self.notes = Notes()
         self.arrays = Arrays()
         self.checkpoint = tf.train.Checkpoint(
-            variables=[v.value for v in [*variables.values(), *metrics]],
+            variables=[v.value for v in variables.values()],
             notes=self.notes,
             arrays=self.arrays,
         )
@@ -106,7 +107,41 @@ class TrainingState:
 
     def restore_variables(self) -> None:
         """Restores all variables again, because callbacks may have changed them since."""
-        self.checkpoint.restore(self._path).assert_consumed()
+        # Earlier versions stored the metrics as variables, too.
+        self.checkpoint.restore(self._path).assert_existing_objects_matched()
+
+    def metric_values(self) -> list[np.ndarray]:
+        """The values of the metrics' variables on each replica, (replicas, ...).
+
+        A metric is the sum over the replicas, whose parts may differ by rounding after a checkpoint
+        that had only the sum. All workers must call this at the same step.
+        """
+        local = [[x.numpy() for x in self._of_each_replica(v)] for v in self.metrics]
+        return [self.gather(np.stack(values)) for values in local]
+
+    def set_metric_values(self, values: list[np.ndarray]) -> None:
+        """Sets what `metric_values` returned."""
+        for variable, of_all in zip(self.metrics, values, strict=True):
+            parts = self._of_each_replica(variable)
+            for part, value in zip(parts, of_all[self.replicas], strict=True):
+                part.assign(value)
+
+    def _of_each_replica(self, variable: keras.Variable) -> tuple[tf.Variable, ...]:
+        """The variables of this worker's replicas, of which a variable consists."""
+        return self.strategy.experimental_local_results(variable.value)
+
+    def gather(self, local: np.ndarray) -> np.ndarray:
+        """(this worker's replicas, ...) -> (all replicas, ...).
+
+        All workers must call this at the same step.
+        """
+        if not self.several_workers:
+            return local
+        parts = iter(local)
+        values = self.strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(next(parts)[None])
+        )
+        return self.strategy.gather(values, axis=0).numpy()
 
     def save(self, step: int, position: dict[str, Json], arrays: list[np.ndarray]) -> None:
         """Writes a checkpoint atomically: until it is complete, the previous one is the newest.
@@ -176,18 +211,11 @@ class TrainingState:
         """Raises unless all workers resume from the same step."""
         if not self.several_workers:
             return
-        strategy = self.strategy
-
-        @tf.function
-        def sum_of_steps() -> tf.Tensor:
-            steps = strategy.run(lambda: tf.constant(step, "int64"))
-            return strategy.reduce(tf.distribute.ReduceOp.SUM, steps, axis=None)
-
-        total = int(sum_of_steps())
-        if total != step * strategy.num_replicas_in_sync:
+        steps = self.gather(np.full(len(self.replicas), step, "int64"))
+        if (steps != step).any():
             raise ValueError(
                 f"all workers must see the same folder, {self.directory}: expected step {step} on "
-                f"each of them, got a mean of {total / strategy.num_replicas_in_sync}"
+                f"each of them, got {steps.tolist()}"
             )
 
 
@@ -223,6 +251,15 @@ class Arrays(tf.train.experimental.PythonState):
             array = np.ndarray(shape, np.dtype(name), data, offset).copy()
             self.value.append(array)
             offset += array.nbytes
+
+
+def _local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
+    """The numbers of this worker's replicas among those of all workers."""
+    numbers: list[int] = []
+    strategy.experimental_distribute_values_from_function(
+        lambda context: numbers.append(context.replica_id_in_sync_group) or 0
+    )
+    return numbers
 
 
 def _read_whole(path: str) -> dict[str, Json]:
