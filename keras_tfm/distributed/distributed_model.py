@@ -12,6 +12,7 @@ from keras_tfm.distributed.global_gradients import (
     innermost,
     leave_sums_to_the_model,
     sum_over_replicas,
+    sum_unless_the_model_does,
 )
 from keras_tfm.distributed.global_loss import Batch, GlobalLoss, over_replicas
 from keras_tfm.distributed.joint_loss import Rows, Tensor, Tensors
@@ -31,9 +32,10 @@ class DistributedModel(keras.Model):
     """What `keras_tfm.Model` adds to Keras 3.15 on TensorFlow.
 
     It replaces two parts of Keras's trainer that fail under a strategy: building a model from a
-    distributed batch (`build_before`) and the rank of the logs (`_logs`). `tests/distributed` has
-    a test that fails when Keras fixes them, so that they can be removed. A replica without rows
-    computes a row of zeros (`_predictions`), since layers of Keras fail on no rows.
+    distributed batch (`build_before`) and the rank of the logs (`get_metrics_result`).
+    `tests/distributed` has a test that fails when Keras fixes them, so that they can be removed. A
+    replica without rows computes a row of zeros (`_predictions`), since layers of Keras fail on no
+    rows.
     """
 
     optimizer: keras.Optimizer
@@ -41,6 +43,7 @@ class DistributedModel(keras.Model):
     gradient_accumulation_steps = 1
     _batch: Batch = None  # type: ignore[assignment]  # set by `compile`
     _data_ranks: tuple[int | None, ...] = ()
+    _sums_gradients = False
     _functions: "_Functions"
 
     def compile(self, *args: Any, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
@@ -67,8 +70,13 @@ class DistributedModel(keras.Model):
         super().compile(*args, **kwargs)
         if kwargs.get("auto_scale_loss", True):
             scale_loss_of_half_precision(self)
+        steps_itself = type(self).train_step is not DistributedModel.train_step
         if self.distribute_strategy.num_replicas_in_sync > 1 and self.optimizer is not None:
-            leave_sums_to_the_model(self.optimizer)
+            self._sums_gradients = False
+            if steps_itself:  # it may call `super().train_step`
+                sum_unless_the_model_does(self.optimizer, lambda: self._sums_gradients)
+            else:
+                leave_sums_to_the_model(self.optimizer)
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self._batch = Batch()
         self._functions = _Functions()
@@ -162,9 +170,10 @@ class DistributedModel(keras.Model):
         if self._batch.replica_share is not None:
             average_moving_statistics(self, self.weigh_mean)
         self._end(loss, rows)
+        self._sums_gradients = True
         gradients = sum_over_replicas(gradients)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return self._logs()
+        return self.get_metrics_result()
 
     def test_step(self, data: Tensors) -> dict[str, Tensors]:
         """The loss and metrics of one batch."""
@@ -174,7 +183,7 @@ class DistributedModel(keras.Model):
         loss = self._loss(batch, y_pred, training=False)
         self._end(loss, rows)
         self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-        return self._logs()
+        return self.get_metrics_result()
 
     @property
     def losses(self) -> list[Tensor]:
@@ -323,10 +332,17 @@ class DistributedModel(keras.Model):
             self._batch.losses = []
             self._loss(batch, y_pred, training=False)
 
-    def _logs(self) -> dict[str, Tensors]:
-        """The metrics; of shape (1,) with several workers, as Keras reduces them over axis 0."""
-        logs = self.get_metrics_result()
-        if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    def get_metrics_result(self) -> dict[str, Tensors]:
+        """The metrics; in a step of several workers, of shape (1,): Keras reduces them over axis 0.
+
+        A `train_step` of a subclass returns them, too.
+        """
+        logs = super().get_metrics_result()
+        # Outside the strategy TensorFlow is in a replica, too: that of the default strategy.
+        in_step = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+        if in_step and isinstance(
+            self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy
+        ):
             logs = tree.map_structure(lambda value: tf.reshape(value, (1,)), logs)
         return logs
 

@@ -1,5 +1,6 @@
 """Gradients summed over all replicas before they are clipped, checked or logged."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -29,6 +30,23 @@ def leave_sums_to_the_model(optimizer: keras.Optimizer) -> None:
     replica separately whether they are finite.
     """
     optimizer_internals.set_gradient_sum(innermost(optimizer), _leave_unchanged)
+
+
+def sum_unless_the_model_does(optimizer: keras.Optimizer, summed: Callable[[], bool]) -> None:
+    """`leave_sums_to_the_model` in steps of `keras_tfm.Model`; a `train_step` of a subclass that
+    applies gradients itself gets their sums from the optimizer.
+
+    Args:
+        summed: function that returns whether the model has summed the gradients.
+    """
+
+    def sums(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        if summed():
+            return pairs
+        gradients = sum_over_replicas([gradient for gradient, _ in pairs])
+        return [(x, variable) for x, (_, variable) in zip(gradients, pairs, strict=True)]
+
+    optimizer_internals.set_gradient_sum(innermost(optimizer), sums)
 
 
 def sums_are_left_to_the_model(optimizer: keras.Optimizer) -> bool:

@@ -209,6 +209,35 @@ def moving_statistics(replicas):
     return [[x.numpy().tolist() for x in of_all] for of_all in statistics]
 
 
+class OwnStep(keras_tfm.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True), training=True)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return self.get_metrics_result()
+
+
+class ParentsStep(keras_tfm.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def own_step(replicas, of_class=OwnStep):
+    """The kernel on each replica after two steps."""
+    strategy = strategy_of(replicas)
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        x = keras.Input((3,))
+        model = of_class(x, keras.layers.Dense(2)(x))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    rng = np.random.default_rng(0)
+    model.fit(rng.normal(size=(12, 3)), rng.normal(size=(12, 2)), 6, shuffle=False, verbose=0)
+    kernels = strategy.experimental_local_results(model.layers[1].kernel.value)
+    return [kernel.numpy().tolist() for kernel in kernels]
+
+
 def message(function):
     try:
         function()
@@ -317,6 +346,9 @@ FAST = {
     "no rows, convolutions 2": lambda: run(2, rows=9, make=convolutional, whole=True),
     "dropout": dropout,
     "stopped": lambda: stopped(2),
+    "own step 1": lambda: own_step(1),
+    "own step 2": lambda: own_step(2),
+    "parent's step 2": lambda: own_step(2, ParentsStep),
     "moving statistics 1": lambda: moving_statistics(1),
     "moving statistics 2": lambda: moving_statistics(2),
     "refused": refused,

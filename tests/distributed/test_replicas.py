@@ -114,6 +114,13 @@ def test_statistics_of_a_bad_step_are_not_kept(results):
     assert " at step 2 " in results["stopped"]["message"]
 
 
+def test_a_step_of_a_subclass_sums_gradients_once(results):
+    for case in ("own step 2", "parent's step 2"):
+        one, other = results[case]
+        assert one == other
+        np.testing.assert_allclose(one, results["own step 1"][0], atol=1e-6)  # float32
+
+
 def test_moving_statistics_are_averaged_by_rows(results):
     """Means of parts of a batch give the mean of the batch; variances do not."""
     (means, _), (of_both, variances) = (results[f"moving statistics {n}"] for n in (1, 2))

@@ -38,8 +38,8 @@ class Resume(keras.callbacks.Callback):
     A `tf.data.Dataset` that shuffles has another order than without this callback, which reads its
     first batch once more.
 
-    Several workers must share one folder, to which the first worker writes. About once a second they
-    agree whether `every_minutes` are over and whether one of them got SIGTERM.
+    Several workers must share one folder, to which the first worker writes. About once a second
+    they agree whether `every_minutes` are over and whether one of them got SIGTERM.
 
     The other callbacks of `fit` continue too (`EarlyStopping`, `ReduceLROnPlateau`, your own): all
     their attributes that have changed since training began are saved, if they are numbers, strings,
