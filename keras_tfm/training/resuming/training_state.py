@@ -255,11 +255,10 @@ class Arrays(tf.train.experimental.PythonState):
 
 def _local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
     """The numbers of this worker's replicas among those of all workers."""
-    numbers: list[int] = []
-    strategy.experimental_distribute_values_from_function(
-        lambda context: numbers.append(context.replica_id_in_sync_group) or 0
+    numbers = strategy.experimental_distribute_values_from_function(
+        lambda context: context.replica_id_in_sync_group
     )
-    return numbers
+    return [*strategy.experimental_local_results(numbers)]
 
 
 def _read_whole(path: str) -> dict[str, Json]:
