@@ -76,6 +76,17 @@ def is_functional(operation: "keras.Operation") -> bool:
     return isinstance(operation, Functional) and type(operation).call is Functional.call
 
 
+def functional_of(operation: "keras.Operation") -> "keras.Operation":
+    """The functional model of the layers of a built `keras.Sequential`; all else as it is."""
+    import keras
+
+    has_own_call = getattr(type(operation), "call", None) is not keras.Sequential.call
+    if has_own_call or operation._functional is None:
+        return operation
+    operation._functional.name = operation.name  # for messages; Keras's is "functional"
+    return operation._functional
+
+
 def accepts_training(operation: "keras.Operation") -> bool:
     """Whether an operation takes `training=`: a layer does, a function of `keras.ops` does not."""
     return "training" in getattr(operation, "_call_context_args", {})

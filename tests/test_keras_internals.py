@@ -442,6 +442,21 @@ def test_is_functional():
     assert not keras_internals.is_functional(model.layers[1])
 
 
+def test_functional_of():
+    class Own(keras.Sequential):
+        def call(self, inputs):
+            return inputs
+
+    parts = [keras.Input((3,)), keras.layers.Dense(2)]
+    model, own = keras.Sequential(parts, name="two"), Own(parts)
+    open_ = keras.Sequential([keras.layers.Dense(2)])
+    graph = keras_internals.functional_of(model)
+    assert keras_internals.is_functional(graph) and graph.name == "two"
+    assert [x.name for x in graph.inputs] == [x.name for x in model.inputs]
+    for other in (own, open_, graph, parts[1]):
+        assert keras_internals.functional_of(other) is other
+
+
 def test_object_sharing_scope():
     shared = keras.layers.Dense(2)
     with keras_internals.object_sharing_scope():

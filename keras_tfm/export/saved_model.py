@@ -21,6 +21,7 @@ from keras_tfm.export.signatures.text import (
     add_text_signatures,
     check_tokenizers,
 )
+from keras_tfm.generation.interface import interface_of
 
 
 @without_mask_warnings()
@@ -95,6 +96,7 @@ def export_saved_model(
     check_keywords(export_saved_model, arguments, GenerationArguments)
     path = Path(path)
     files.check_folder(path, overwrite)
+    model = interface_of(model).model
     if signatures is None:
         signatures = ["predict" if arguments.get("start_id") is None else "generate"]
         if tokenizer is not None:

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 from keras_tfm.generation.tokenizers.keras_hub import keras_hub_hint, refuse_keras_hub
-from keras_tfm.keras_internals import calls_of, producer
+from keras_tfm.keras_internals import calls_of, functional_of, producer
 from keras_tfm.layers import (
     EndTokenPooling,
     ImageNormalization,
@@ -390,21 +390,28 @@ the tokens inside the model
 
 
 def interface_of(model: keras.Model) -> Interface:
-    """The interface of a functional model, which is read at the first call and kept with it."""
-    if not hasattr(model, "inputs") or not hasattr(model, "operations"):
+    """The interface of a functional model, which is read at the first call and kept with it.
+
+    That of a built `keras.Sequential` describes the functional model of its layers.
+
+    Raises:
+        TypeError: the model is neither of them.
+    """
+    graph = functional_of(model)
+    if not hasattr(graph, "inputs") or not hasattr(graph, "operations"):
         raise TypeError(
             "expected a functional keras.Model (made of keras.Input and layers), "
             f"got {type(model).__name__}"
             + (
-                "; once it is built, keras.Model(model.inputs, model.outputs) is functional"
+                " without inputs: make keras.Input its first layer"
                 if isinstance(model, keras.Sequential)
                 else ""
             )
         )
     # In `vars`, because Keras would track an attribute.
-    known = vars(model).get("_keras_tfm_interface")
-    if known is None or known.model is not model:
-        known = vars(model)["_keras_tfm_interface"] = Interface(model)
+    known = vars(graph).get("_keras_tfm_interface")
+    if known is None or known.model is not graph:
+        known = vars(graph)["_keras_tfm_interface"] = Interface(graph)
     return known
 
 
@@ -429,9 +436,10 @@ def _read_inputs(model: keras.Model) -> dict[str, Input]:
     readings: dict[str, list[_Reading]] = {name: [] for name in specs}
     for operation in model.operations:
         inner: list[Input] = []
-        if isinstance(operation, keras.Model) and hasattr(operation, "operations"):
-            known = {id(x.spec): x for x in interface_of(operation).inputs.values()}
-            inner = [known[id(x)] for x in keras.tree.flatten(operation.input)]
+        graph = functional_of(operation)
+        if isinstance(graph, keras.Model) and hasattr(graph, "operations"):
+            known = {id(x.spec): x for x in interface_of(graph).inputs.values()}
+            inner = [known[id(x)] for x in keras.tree.flatten(graph.input)]
         for node in calls_of(operation):
             last = len(node.input_tensors) - 1
             for place, x in enumerate(node.input_tensors):

@@ -17,6 +17,7 @@ from keras_tfm.generation.step_rules.step_rule import give_rules
 from keras_tfm.keras_internals import (
     Node,
     accepts_training,
+    functional_of,
     get_mask,
     is_functional,
     nodes_in_order,
@@ -82,9 +83,10 @@ class SteppedModel:
     """
 
     def __init__(self, model: keras.Model, target: str | None = None):
-        self.model = model
         interface = interface_of(model)
-        if not is_functional(model):
+        graph = interface.model
+        self.model = graph
+        if not is_functional(graph):
             raise TypeError(
                 f"{model.name} cannot be stepped: {type(model).__name__} has a call method of its "
                 "own, and the steps are those of its graph: give the model that calls it, "
@@ -96,7 +98,7 @@ class SteppedModel:
         self._inputs = {name: self._number() for name in self._specs}
         numbers = {id(x): self._inputs[name] for name, x in self._specs.items()}
         self._calls: list[Call] = []
-        self._outputs = self._expand(model, numbers)
+        self._outputs = self._expand(graph, numbers)
         for call in self._calls:
             if not set(self._outputs).isdisjoint(call.makes):
                 self._check_output(call.node.operation)
@@ -118,7 +120,7 @@ class SteppedModel:
         for node in nodes_in_order(model):
             inputs, outputs = node.input_tensors, node.output_tensors
             reads = {id(x): numbers[id(x)] for x in inputs}
-            inner = node.operation
+            inner = functional_of(node.operation)
             if is_functional(inner) and _is_plain_call(node):
                 given = zip(inner.inputs, keras.tree.flatten(node.arguments.args), strict=True)
                 makes = self._expand(inner, {id(x): numbers[id(y)] for x, y in given})

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_tfm.keras_internals import object_sharing_scope, sublayers
+from keras_tfm.keras_internals import functional_of, object_sharing_scope, sublayers
 from keras_tfm.layers.types import Config, DType
 from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
@@ -50,6 +50,7 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
     >>> model.output.dtype, with_dtype(model, "float32").output.dtype
     ('bfloat16', 'float32')
     """
+    model = functional_of(model)
     if not hasattr(model, "inputs") or not hasattr(model, "operations"):
         raise TypeError(
             "expected a functional keras.Model (made of keras.Input and layers), "

@@ -7,9 +7,10 @@ from keras import layers
 from small_exports import new_path
 
 from keras_tfm import runtime
-from keras_tfm.export import export_saved_model, export_tflite
-from keras_tfm.generation import check_stepping
+from keras_tfm.export import export_saved_model, export_tflite, verify
+from keras_tfm.generation import check_stepping, generate
 from keras_tfm.layers import TokenEmbedding, TransformerEncoderBlock
+from keras_tfm.models import with_dtype
 
 MANY = 2000
 
@@ -113,7 +114,7 @@ def test_inputs_without_names_and_models_cut_from_others():
     whole = keras.Model([first, second], layers.Dense(2)(hidden))
     part = keras.Model(whole.inputs, whole.get_layer("hidden").output)
     sequential = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
-    for model in (whole, part, keras.Model(sequential.inputs, sequential.outputs)):
+    for model in (whole, part, sequential):
         file = runtime.load(export_tflite(model, new_path()).path)
         names = list(file.signatures["predict"]["inputs"])
         rows = np.random.default_rng(0).normal(size=(len(names), 1, 4)).astype("float32")
@@ -121,6 +122,55 @@ def test_inputs_without_names_and_models_cut_from_others():
         expected = model(list(rows))
         expected = expected[0] if isinstance(expected, list) else expected
         np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-5)
+
+
+def sequential_decoder(*after):
+    """A `keras.Sequential` of two, as a user writes it."""
+    ids = [keras.Input((None,), dtype="int32", name="ids"), TokenEmbedding(11, 8, mask_zero=True)]
+    block = TransformerEncoderBlock(16, num_heads=2, causal=True)
+    inner = keras.Sequential([block, *after])
+    return keras.Sequential([*ids, inner, layers.Dense(11)], name="speller")
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'sequential")  # Keras: that it drops the mask
+def test_a_sequential_model_is_stepped():
+    check_stepping(sequential_decoder(layers.LSTM(8, return_sequences=True)), length=4)
+    mixed = sequential_decoder(layers.GlobalAveragePooling1D(), layers.RepeatVector(1))
+    with pytest.raises(ValueError, match=r"^speller cannot be stepped"):
+        check_stepping(mixed, length=4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Layer 'sequential")
+def test_a_sequential_model_is_a_graph_of_its_layers():
+    model = sequential_decoder(layers.LayerNormalization(), layers.LSTM(8, return_sequences=True))
+    options = {"prompt_length": 3, "max_length": 7, "quantization": "int8"}
+    path = export_tflite(model, new_path(), ["generate"], **options).path
+    prompt = np.array([[3, 4, 5]], "int32")
+    expected = generate(keras.Model(model.inputs, model.outputs), prompt, max_length=7)
+    np.testing.assert_array_equal(generate(model, prompt, max_length=7).tokens, expected.tokens)
+    assert len(runtime.load(path).generate(prompt[0]).tokens[0]) == 7
+    assert verify(model, path).checks
+    # Layers that are added later belong to it.
+    model.pop()
+    model.add(layers.Dense(9))
+    assert generate(model, prompt, max_length=7).tokens.max() < 9
+
+
+def test_a_sequential_model_in_half_precision():
+    policy = keras.dtype_policies.DTypePolicy("mixed_bfloat16")
+    model = keras.Sequential(
+        [keras.Input((4,), dtype=policy.compute_dtype), layers.Dense(3, dtype=policy)]
+    )
+    assert with_dtype(model, "float32").output.dtype == "float32"
+    assert export_tflite(model, new_path()).verification.checks
+
+
+def test_a_sequential_model_without_an_input_says_what_it_lacks():
+    with pytest.raises(
+        TypeError, match=r"got Sequential without inputs: make keras.Input its first"
+    ):
+        export_tflite(keras.Sequential([layers.Dense(3)]), new_path())
 
 
 def test_ids_of_64_bits():

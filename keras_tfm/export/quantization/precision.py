@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import keras
 
 from keras_tfm.export.quantization.trained_weights import rounded_copy, with_rounded_parts
-from keras_tfm.keras_internals import sublayers
+from keras_tfm.keras_internals import functional_of, sublayers
 from keras_tfm.models import with_dtype
 from keras_tfm.models.dequantize import dequantize, is_quantized
 from keras_tfm.models.quantization.state import quantization_of
@@ -37,7 +37,7 @@ def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
     Of a model of `models.enable_quantization`, or with one inside, a copy with rounded weights.
 
     Args:
-        model: functional `keras.Model`.
+        model: functional `keras.Model`; of a `keras.Sequential` the one inside is taken.
         merge_adapters: bool, whether LoRA adapters are merged into the kernels of a copy, as
             `with_dtype` does; otherwise a copy has adapters of its own.
 
@@ -46,6 +46,7 @@ def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
             or its adapters must stay apart from kernels that Keras quantized, or be merged into
             rounded ones.
     """
+    model = functional_of(model)
     if quantization_of(model) is not None:
         return rounded_copy(model, merge_adapters)
     if any(quantization_of(x) is not None for x in sublayers(model)):

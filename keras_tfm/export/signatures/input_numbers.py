@@ -24,7 +24,7 @@ import keras
 import numpy as np
 
 from keras_tfm.generation.interface import interface_of
-from keras_tfm.keras_internals import nodes_in_order
+from keras_tfm.keras_internals import functional_of, nodes_in_order
 from keras_tfm.runtime.inspection.random_inputs import Numbers, is_mask
 
 # Inputs are raw if their largest values are this multiple of the least standard deviation: in 8
@@ -180,9 +180,7 @@ def _products(model: keras.Model, x: keras.KerasTensor) -> list[_Product]:
     reached = {id(x): _Path(ones, 0 * ones, slice(0, x.shape[-1]))}
     found: list[_Product] = []
     for node in nodes_in_order(model):
-        operation, inputs = node.operation, node.input_tensors
-        if isinstance(operation, keras.Sequential) and operation.built:
-            operation = keras.Model(operation.inputs, operation.outputs)
+        operation, inputs = functional_of(node.operation), node.input_tensors
         taken = [i for i, tensor in enumerate(inputs) if id(tensor) in reached]
         if not taken:
             continue
