@@ -285,10 +285,12 @@ class RematerializedLayer(Recomputation):
             else:
                 names |= dict.fromkeys(parameters)
         values = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        return {
-            name: keras.activations.serialize(value) if callable(value) else value
-            for name, value in values.items()
-        }
+
+        def serialize(value: Any) -> Any:
+            return keras.activations.serialize(value) if callable(value) else value
+
+        # Layers in a list would be those of the copy, too.
+        return {name: keras.tree.map_structure(serialize, x) for name, x in values.items()}
 
     def after_build(self) -> None:
         """Quantizes the projections that were quantized in the layer that was saved or copied."""

@@ -217,6 +217,7 @@ class LogitScale(RematerializedLayer):
     ):
         # float32: in bfloat16 the exponential of 4.6 is off by 3 %.
         super().__init__(**{"dtype": "float32", **kwargs})
+        self.supports_masking = False  # the output has another shape
         check_number("initial", initial)
         check_number("maximum", maximum, optional=True)
         self.initial = initial
@@ -271,6 +272,7 @@ class LogitBias(RematerializedLayer):
 
     def __init__(self, initial: float = -10.0, **kwargs: Any):
         super().__init__(**{"dtype": "float32", **kwargs})  # as the logits that it is added to
+        self.supports_masking = False  # the output has another shape
         check_number("initial", initial)
         self.initial = initial
 

@@ -208,6 +208,10 @@ class Grid(RematerializedLayer):
     TensorShape([1, 2, 3, 4])
     """
 
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.supports_masking = False  # the output has another shape
+
     def call(self, x: Tensor, patches: Tensor) -> Tensor:
         """(B, 1 + H W, D) -> (B, H, W, D)."""
         return ops.reshape(x[:, 1:], (-1, *height_and_width(patches), x.shape[-1]))
@@ -242,6 +246,7 @@ class AlignedResize(RematerializedLayer):
 
     def __init__(self, scale: int = 1, **kwargs: Any):
         super().__init__(**kwargs)
+        self.supports_masking = False  # the output has another shape
         check_integer("scale", scale)
         self.scale = scale
 

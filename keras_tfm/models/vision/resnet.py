@@ -161,6 +161,7 @@ class ResNetBlock(RematerializedLayer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        self.supports_masking = False  # the output has another shape
         check_integer("dim", dim)
         check_integer("stride", stride)
         if bottleneck and dim % 4:
