@@ -36,6 +36,6 @@ class LossOfAllOutputs(keras.losses.Loss):
         return self(y_true, y_pred)
 
     def get_config(self) -> Config:
-        """The name and the dtype: constructors have no `reduction`."""
+        """The name: constructors have no `reduction`, and Keras keeps no dtype of a loss."""
         config = super().get_config()
         return {key: x for key, x in config.items() if key != "reduction"}
