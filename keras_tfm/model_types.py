@@ -438,6 +438,11 @@ MODEL_TYPES = (
         "imagegpt", "Image GPT", "gallery.image_gpt:IMAGE_GPT", "image_gpt", "images",
         vocabularies={"": 512},
     ),
+    ModelType(
+        "vision-encoder-decoder", "TrOCR, ViT with GPT-2, BERT or RoBERTa",
+        "encoder_decoders.vision_encoder_decoder:VISION_ENCODER_DECODER", "vision_encoder_decoder",
+        "images and texts", vocabularies={"": 50265, "small": 64044},
+    ),
     ModelType("clip", "CLIP", "vision.clip:CLIP", "clip", "images and texts"),
     ModelType(
         "clip_vision_model", "CLIP (images)", "vision.clip:CLIP_IMAGE", "clip_image",

@@ -141,6 +141,10 @@ def own_options():
             **speech_encoder, "feature_norm": "layer", "feature_bias": True, "position_kernel": 5,
             "normalize_first": True,
         },
+        "vision-encoder-decoder": {
+            "image": {**{x: y for x, y in sizes.items() if x != "dropout"}, "dim": 8},
+            "image_size": (8, 12), "max_length": 12,
+        },
         "vit": {"image_size": (8, 12)},
         "dinov2": {"intermediate_dim": 2 * dim},
         "dinov3_vit": {"dim": 2 * dim, "patch_size": (4, 3), "max_wavelength": 50.0},

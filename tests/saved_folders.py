@@ -32,6 +32,13 @@ READ = {
     "detr": {"auxiliary_outputs": False},
     "lxmert": {"region_mask": False},
 }
+# Of images and texts: an encoder, and decoders other than TrOCR's.
+IMAGES = {"dim": 8, "num_layers": 2, "num_heads": 2, "intermediate_dim": 13}
+GPT2 = {"normalize_first": True, "embedding_norm": False, "position_offset": 0}
+BERT = {
+    "position_offset": 0, "num_segments": 2, "activation": "relu", "head_activation": "relu",
+    "layer_norm_epsilon": 1e-3,
+}  # fmt: skip
 # More options of some families, by the name of the model.
 OPTIONS = {
     "deberta-v2, other options": {
@@ -171,6 +178,23 @@ OPTIONS = {
     "detr, frozen": {"frozen_batch_norm": True},
     "depth_anything, metric": {"metric": True, "max_depth": 20.0},
     "resnet, bottleneck": {"bottleneck": True},
+    "vision-encoder-decoder, TrOCR of sinusoids and a projection, DeiT": {
+        "learned_positions": False, "position_offset": 1, "embedding_norm": False,
+        "scale_embedding": True, "tie_output": False, "activation": "relu",
+        "image_projection": True, "image": {**IMAGES, "distillation_token": True},
+    },
+    "vision-encoder-decoder, TrOCR of one width": {
+        "image": {**IMAGES, "dim": 12, "attention_bias": False, "activation": "relu"},
+    },
+    "vision-encoder-decoder, GPT-2": {**GPT2, "image_projection": True},
+    "vision-encoder-decoder, GPT-2 of one width, untied": {
+        **GPT2, "tie_output": False, "image": {**IMAGES, "dim": 12},
+    },
+    "vision-encoder-decoder, BERT": {**BERT, "image_projection": True},
+    "vision-encoder-decoder, RoBERTa": {
+        **BERT, "position_offset": 1, "num_segments": 1, "head_activation": "gelu",
+        "image": {**IMAGES, "dim": 12},
+    },
     "smolvlm, one image": {"num_images": None, "tie_output": True, "attention_bias": True},
     "wav2vec2, layer norms": {
         "feature_norm": "layer", "feature_bias": True, "position_kernel": 5,
@@ -336,7 +360,7 @@ def to_theirs(model, inputs):
             result["pixel_values"] = pixels
             if given.get("naflex") or (given.get("image") or {}).get("naflex"):
                 result |= patches_of(result["pixel_values"], given["patch_size"])
-        elif name == "target" and "pixels" in inputs:
+        elif name == "target" and "image_id" in given:
             result["input_ids"] = x
         elif name == "features":
             result["input_features"] = x.transpose(0, 2, 1)

@@ -261,9 +261,10 @@ class _Settings:
         match = None if name is None else _NAME.fullmatch(name)
         self.class_name = match[1] if match else name
         if name is None and (folder / "config.json").is_file():
-            self.class_name = _OF_MODELS.get(
-                str(read_json(folder / "config.json").get("model_type"))
-            )
+            config = read_json(folder / "config.json")
+            encoder = config.get("encoder")  # of a `VisionEncoderDecoderModel`
+            config = encoder if isinstance(encoder, dict) else config
+            self.class_name = _OF_MODELS.get(str(config.get("model_type")))
         # Without a class, what ViT's does, whose file has all fields.
         self.defaults = _CLASSES.get(self.class_name or "ViT")
 

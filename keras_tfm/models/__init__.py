@@ -28,6 +28,7 @@ from keras_tfm.models.encoder_decoders.t5 import t5
 from keras_tfm.models.encoder_decoders.t5gemma import t5gemma
 from keras_tfm.models.encoder_decoders.t5gemma2 import t5gemma2
 from keras_tfm.models.encoder_decoders.transformer import transformer
+from keras_tfm.models.encoder_decoders.vision_encoder_decoder import vision_encoder_decoder
 from keras_tfm.models.encoder_decoders.whisper import whisper
 from keras_tfm.models.encoders.albert import albert
 from keras_tfm.models.encoders.bert import bert
@@ -166,6 +167,7 @@ __all__ = [
     "token_classifier",
     "transformer",
     "vilbert",
+    "vision_encoder_decoder",
     "visual_question_answering",
     "vit",
     "wav2vec2",

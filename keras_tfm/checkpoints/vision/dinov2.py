@@ -6,6 +6,7 @@ import numpy as np
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
+from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
@@ -27,7 +28,7 @@ def table(model: models.Model) -> tuple[Row, ...]:
     inner, outer = ("weights_in", "weights_out") if model.arguments["gated"] else ("fc1", "fc2")
     attention, feed_forward = "encoder_{i}/self_attention", "encoder_{i}/feed_forward"
     return (
-        *embedding_rows(model),
+        *embedding_rows(model.arguments),
         *norm(f"{attention}_residual/norm", f"{_LAYER}.norm1"),
         *dense(f"{attention}/query_key_value", *_QKV),
         *dense(f"{attention}/output_projection", f"{_LAYER}.attention.output.dense"),
@@ -83,7 +84,7 @@ def _of_registers(model: models.Model) -> bool:
 def fields(model: models.Model, architecture: str) -> Fields:
     """The fields of `config.json`."""
     given = model.arguments
-    shared = vision_fields(model, architecture)
+    shared = vision_fields(given)
     if len({*as_pair("image_size", shared["image_size"])}) > 1:
         raise ValueError(
             f"{model.name}: a DINOv2 checkpoint has positions of a square, got image_size "
@@ -102,6 +103,7 @@ def fields(model: models.Model, architecture: str) -> Fields:
         "use_swiglu_ffn": gated,
         "layerscale_value": given["layer_scale"],
         "drop_path_rate": given["drop_path"],
+        **(label_fields(model) if "Classification" in architecture else {}),
     }
     if _of_registers(model):
         return {**found, "num_register_tokens": given["num_registers"]}

@@ -20,7 +20,7 @@ NEW_ATTENTION = {
     r"\.attention\.v_proj\.": ".attention.attention.value.",
     r"\.attention\.o_proj\.": ".attention.output.dense.",
 }
-_NEW_NAMES = {
+NEW_NAMES = {
     r"^layers\.": "encoder.layer.",
     r"\.mlp\.fc1\.": ".intermediate.dense.",
     r"\.mlp\.fc2\.": ".output.dense.",
@@ -28,12 +28,12 @@ _NEW_NAMES = {
 }
 
 
-def embedding_rows(model: models.Model) -> tuple[Row, ...]:
-    """The rows of patches, prefix tokens and positions."""
-    dim = model.arguments["dim"]
+def embedding_rows(given: Arguments) -> tuple[Row, ...]:
+    """The rows of patches, prefix tokens and positions, by the arguments of `vit`."""
+    dim = given["dim"]
     token, table = Reshaped((1, 1, dim), (1, dim)), Reshaped((1, -1, dim), (-1, dim))
     prefix = Row("prefix/tokens", ("embeddings.cls_token",), token)
-    if model.arguments.get("distillation_token"):
+    if given.get("distillation_token"):
         names = ("embeddings.cls_token", "embeddings.distillation_token")
         prefix = Row("prefix/tokens", names, Joined(2, axis=0, each=token))
     return (
@@ -44,10 +44,10 @@ def embedding_rows(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def _table(model: models.Model) -> tuple[Row, ...]:
-    distilled = model.head is not None and model.head.arguments.get("pooling") == "distilled"
+def encoder_rows(given: Arguments) -> tuple[Row, ...]:
+    """The rows of an encoder without its heads, by the arguments of `vit`."""
     return (
-        *embedding_rows(model),
+        *embedding_rows(given),
         *norm("encoder_{i}/self_attention_residual/norm", "encoder.layer.{i}.layernorm_before"),
         *dense("encoder_{i}/self_attention/query_key_value", *_QKV),
         *dense("encoder_{i}/self_attention/output_projection", f"{_ATTENTION}.output.dense"),
@@ -55,6 +55,13 @@ def _table(model: models.Model) -> tuple[Row, ...]:
         *dense("encoder_{i}/feed_forward/inner", "encoder.layer.{i}.intermediate.dense"),
         *dense("encoder_{i}/feed_forward/outer", "encoder.layer.{i}.output.dense"),
         *norm("final_norm", "layernorm"),
+    )
+
+
+def _table(model: models.Model) -> tuple[Row, ...]:
+    distilled = model.head is not None and model.head.arguments.get("pooling") == "distilled"
+    return (
+        *encoder_rows(model.arguments),
         *dense("pooler", "pooler.dense"),
         *dense("classifier", "cls_classifier" if distilled else "classifier", head=True),
         *dense("distillation_classifier", "distillation_classifier", head=True),
@@ -79,18 +86,22 @@ def vision_arguments(config: Config, patch_size: int = 16) -> Arguments:
     }
 
 
-def _arguments(config: Config, named: Named) -> Arguments:
-    dim = config.integer("hidden_size", 768)
-    pooler = named.begins("pooler.")
-    if pooler:
-        config.only(pooler_act="tanh", pooler_output_size=dim)
+def encoder_arguments(config: Config) -> Arguments:
+    """The builder's arguments of an encoder of ViT or DeiT."""
     return {
         **vision_arguments(config),
         "intermediate_dim": config.integer("intermediate_size", 3072),
         "layer_norm_epsilon": config.number("layer_norm_eps", 1e-12),
         "distillation_token": config.text("model_type", None) == "deit",
-        "pooler": pooler,
     }
+
+
+def _arguments(config: Config, named: Named) -> Arguments:
+    dim = config.integer("hidden_size", 768)
+    pooler = named.begins("pooler.")
+    if pooler:
+        config.only(pooler_act="tanh", pooler_output_size=dim)
+    return {**encoder_arguments(config), "pooler": pooler}
 
 
 def classifier(model: models.Model, config: Config, pooling: str) -> models.Model:
@@ -100,11 +111,10 @@ def classifier(model: models.Model, config: Config, pooling: str) -> models.Mode
     )
 
 
-def vision_fields(model: models.Model, architecture: str) -> Fields:
-    """The fields of `config.json` that ViT, DeiT and DINOv2 have in common."""
-    given = model.arguments
+def vision_fields(given: Arguments) -> Fields:
+    """The fields of `config.json` that ViT, DeiT and DINOv2 have in common, without a head's."""
     size = given["image_size"] if given["position_size"] is None else given["position_size"]
-    fields: Fields = {
+    return {
         "image_size": size,
         "patch_size": given["patch_size"],
         "num_channels": len(given["image_mean"]),
@@ -117,14 +127,16 @@ def vision_fields(model: models.Model, architecture: str) -> Fields:
         "layer_norm_eps": given["layer_norm_epsilon"],
         "qkv_bias": given["attention_bias"],
     }
-    if "Classification" in architecture:
-        fields |= label_fields(model)
-    return fields
+
+
+def encoder_fields(given: Arguments) -> Fields:
+    """The fields of `config.json` of an encoder of ViT or DeiT, by the arguments of `vit`."""
+    return {**vision_fields(given), "intermediate_size": given["intermediate_dim"]}
 
 
 def _fields(model: models.Model, architecture: str) -> Fields:
-    fields = vision_fields(model, architecture)
-    return {**fields, "intermediate_size": model.arguments["intermediate_dim"]}
+    labels = label_fields(model) if "Classification" in architecture else {}
+    return {**encoder_fields(model.arguments), **labels}
 
 
 def _is_vit(model: models.Model) -> bool:
@@ -151,7 +163,7 @@ VIT = Family(
         ),
     },
     is_of=lambda model: _is_vit(model) and not model.arguments["distillation_token"],
-    names=Names(prefix="vit.", ignored=(r"embeddings\.mask_token",), renamed=_NEW_NAMES),
+    names=Names(prefix="vit.", ignored=(r"embeddings\.mask_token",), renamed=NEW_NAMES),
     base="ViTModel",
 )
 DEIT = replace(
@@ -173,6 +185,6 @@ DEIT = replace(
         ),
     },
     is_of=lambda model: _is_vit(model) and model.arguments["distillation_token"],
-    names=Names(prefix="deit.", ignored=(r"embeddings\.mask_token",), renamed=_NEW_NAMES),
+    names=Names(prefix="deit.", ignored=(r"embeddings\.mask_token",), renamed=NEW_NAMES),
     base="DeiTModel",
 )

@@ -125,7 +125,7 @@ def smooth_block(
             )
     if isinstance(cross, MultiHeadCrossAttention) and isinstance(cross.position, separate):
         smoothing.after_norm(block.cross_attention_residual, [cross.query])
-        smoothing.after_values(cross, cross.value)
+        smoothing.after_values(cross, cross.key_value if cross.fused_key_value else cross.value)
     if isinstance(feed_forward, FeedForward):
         if not is_shared:
             smoothing.after_norm(block.feed_forward_residual, [feed_forward.inner])

@@ -25,7 +25,7 @@ from keras_tfm.layers.multi_head_attention.heads import merge_heads, split_heads
 from keras_tfm.layers.multi_head_attention.stepped_attention import stepped_attention
 from keras_tfm.layers.positions.coordinates import Positions, Span, check_positions
 from keras_tfm.layers.target import current_target
-from keras_tfm.layers.types import Shape, Tensor
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -38,6 +38,8 @@ class MultiHeadCrossAttention(MultiHeadAttention):
 
     Args:
         num_heads: int, number of attention heads (H).
+        fused_key_value: bool, whether keys and values have one projection `key_value`, the columns
+            of the keys first, as in checkpoints of GPT-2. Default: each has its own.
         **kwargs: the other arguments are those of `MultiHeadAttention`.
 
     Call arguments:
@@ -71,15 +73,32 @@ class MultiHeadCrossAttention(MultiHeadAttention):
     (2, 5, 12)
     """
 
+    def __init__(self, *args: Any, fused_key_value: bool = False, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.fused_key_value = fused_key_value
+
     def build(self, x_shape: Shape, context_shape: Shape) -> None:
         """Creates the projections for queries of width D and a context of width C."""
         check_sequence(self, "x", x_shape)
         check_sequence(self, "context", context_shape)
         query_width, key_width, value_width = self._build_heads(x_shape)
         self.query = self._projection("query", query_width, x_shape)
-        # Two projections: splitting a fused one would copy the keys and values of a whole context.
-        self.key = self._projection("key", key_width, context_shape)
-        self.value = self._projection("value", value_width, context_shape)
+        self._key_width = key_width
+        if self.fused_key_value:
+            biased = self._biased & {"key", "value"}
+            if len(biased) == 1:
+                raise ValueError(
+                    f"{self.name}: use_bias must have both of key and value or neither with "
+                    f"fused_key_value=True, got {self.use_bias}"
+                )
+            self.key_value = self._dense(
+                "key_value", key_width + value_width, use_bias=bool(biased)
+            )
+            self.key_value.build(context_shape)
+        else:
+            # Splitting a fused projection copies the keys and values of a whole context.
+            self.key = self._projection("key", key_width, context_shape)
+            self.value = self._projection("value", value_width, context_shape)
         self.built = True
 
     def call(
@@ -108,9 +127,9 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         def project() -> tuple[Tensor, Tensor]:
             values = finite_padding(context, mask)
             keys = values if key is None else finite_padding(key, mask)
-            k = split_heads(self.key(keys), self._groups)
+            projected = self._project_context(keys, values)
+            k, v = (split_heads(y, self._groups) for y in projected)
             k = self._normalize_and_rotate(k, self.key_norm, None if where is None else where.key)
-            v = split_heads(self.value(values), self._groups)
             if self.value_norm is not None:
                 v = normalize_heads(self.value_norm, v)
             return as_cached(k), as_cached(v)
@@ -130,6 +149,21 @@ class MultiHeadCrossAttention(MultiHeadAttention):
             y = self._attend(q, k, v, mask, *pairs, where, training)
         y = self._apply_gate(y, self.gate_projection(x)) if self.gate else merge_heads(y)
         return self.output_projection(y)
+
+    def _project_context(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs of the projections (..., S, C) -> keys (..., S, G K), values (..., S, G V)."""
+        if not self.fused_key_value:
+            return self.key(keys), self.value(values)
+        if keys is values:  # slices: XNNPACK supports them but no split
+            both = self.key_value(values)
+            return both[..., : self._key_width], both[..., self._key_width :]
+        return self._project_key(keys), self.key_value.columns(values, self._key_width, None)
+
+    def _project_key(self, x: Tensor) -> Tensor:
+        """(..., N, C) -> (..., N, G K)."""
+        return (
+            self.key_value.columns(x, 0, self._key_width) if self.fused_key_value else self.key(x)
+        )
 
     def _step(
         self,
@@ -163,6 +197,10 @@ class MultiHeadCrossAttention(MultiHeadAttention):
             weights=self._weights(training)(pairs, 0) if probed else None,
         )
         return ops.cast(y, query.dtype)
+
+    def get_config(self) -> Config:
+        """The constructor's arguments."""
+        return {**super().get_config(), "fused_key_value": self.fused_key_value}
 
 
 def _of_context(context: Tensor, positions: Tensor | None) -> Span | Tensor:
