@@ -272,11 +272,11 @@ stage_docs() {
 # Beside transformers and PyTorch as they are today: a head of each family, tokens, tokenizers, and what
 # `generate` of transformers gives.
 PEERS=(
-    tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders,_vision,_detection,_clip,_siglip,_smolvlm,_regions,_speech,_pixels}.py
+    tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders,_vision,_detection,_clip,_siglip,_smolvlm,_regions,_speech,_pixels,_vision_encoder_decoder}.py
     tests/checkpoints/test_{chat_templates,config_fields,encoder_decoder_tokenizers,every_family,every_field,gguf,gguf_tokenizers,tokenizer_settings,quantized_folders,rxnmapper,torch_files}.py
     tests/checkpoints/test_{bidirectional_decoders,embedders,eurobert,moonshine,moonshine_streaming,peft,save_peft,wav2vec2}.py tests/models/test_depth_anything.py
     tests/generation/test_{processors,processor_contract,transformers_generate,timestamps,guidance}.py
-    tests/generation/test_prefix_of_llama.py tests/export/test_rounding.py tests/export/test_smolvlm_file.py tests/runtime/test_tile_processor.py
+    tests/generation/test_prefix_of_llama.py tests/export/test_rounding.py tests/export/test_{smolvlm,image_to_text}_file.py tests/runtime/test_tile_processor.py
     tests/layers/test_{image,audio}_layers.py tests/layers/test_esmfold.py tests/runtime/test_{image_processor,sampling}.py
     tests/training/test_{detection,contrastive_loss,sigmoid_loss,layer_decay}.py
 )

@@ -4,6 +4,9 @@ import re
 
 from keras_tfm import checkpoints
 
+# Tables of token embeddings and biases of logits.
+TABLES = r"shared\.|(embed_tokens|wte|word_embeddings)\.weight|final_logits_bias"
+
 
 def made(name, options, folder, seed=0, shrunk=1.0):
     """A model of transformers with noise on every parameter, and ours, loaded from its folder.
@@ -24,7 +27,9 @@ def made(name, options, folder, seed=0, shrunk=1.0):
                 parameter.add_(0.3 * torch.randn(parameter.shape))
         for name, parameter in (*theirs.named_parameters(), *theirs.named_buffers()):
             # Not `embed_scale`, a constant of T5Gemma 2.
-            if re.search(r"shared\.|embed_tokens\.weight|final_logits_bias", name):
+            if re.search(
+                r"shared\.|(embed_tokens|wte|word_embeddings)\.weight|final_logits_bias", name
+            ):
                 parameter.mul_(shrunk)
     theirs.save_pretrained(folder)
     return theirs, checkpoints.load_huggingface(folder)

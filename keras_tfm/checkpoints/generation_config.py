@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keras_tfm.checkpoints.config import Arguments, Config
+from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.huggingface import read_config
 from keras_tfm.checkpoints.tokenizers.tokenizer_files import load_tokenizer
 from keras_tfm.checkpoints.tokenizers.tokenizer_settings import TokenizerSettings
@@ -33,6 +33,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 # Those of them that only sampling reads.
 _OF_SAMPLING = ("epsilon_cutoff", "eta_cutoff", "top_h", "typical_p")
+# The parts of a `config.json` that may have the fields of `generate`, too.
+_DECODERS = ("decoder", "text_config")
 # Fields that end a text elsewhere, and change none of its tokens before; and where.
 ENDINGS = {
     "max_time": "after some seconds",
@@ -123,12 +125,27 @@ def end_ids(value: object, base: Path, peft: str | Path | None) -> Any:
 
 
 def read_generation_config(folder: Path) -> Config:
-    """The fields of `generation_config.json`, or of `config.json` in a folder without it."""
+    """The fields of `generation_config.json`, or of `config.json` in a folder without it.
+
+    In that file those of the decoder count where the model has none, as in transformers.
+    """
     config = read_config(folder)
     fields = config.generation_fields
     if fields is None:
-        return config
+        return Config.of(config.file, with_decoder(config.fields))
     return Config.of(config.file.with_name("generation_config.json"), fields)
+
+
+def with_decoder(fields: Fields) -> Fields:
+    """The fields of a `config.json`, and those that only its part for the decoder has.
+
+    >>> from keras_tfm.checkpoints.generation_config import with_decoder
+    >>> with_decoder({"eos_token_id": 3, "decoder": {"eos_token_id": 5, "num_beams": 4}})
+    {'eos_token_id': 3, 'num_beams': 4}
+    """
+    parts = [fields[name] for name in _DECODERS if isinstance(fields.get(name), dict)]
+    given = {name: x for name, x in fields.items() if x is not None and name not in _DECODERS}
+    return {**(parts[0] if parts else {}), **given}
 
 
 def strategy_of(config: Config) -> Greedy | Beam | Contrastive | Sample:

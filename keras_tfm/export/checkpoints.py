@@ -475,13 +475,14 @@ def _ids(folder: Path, own: Arguments, adapters: Path | None) -> Arguments:
 
     The end token of the adapters' tokenizer is one, too.
     """
-    from keras_tfm.checkpoints.generation_config import end_ids
+    from keras_tfm.checkpoints.generation_config import end_ids, with_decoder
     from keras_tfm.checkpoints.huggingface import read_config
 
     config = read_config(folder)
-    ids = {key: config.fields.get(key) for key in ("bos_token_id", "eos_token_id")}
+    fields = with_decoder(config.fields)
+    ids = {key: fields.get(key) for key in ("bos_token_id", "eos_token_id")}
     for name in ("decoder_start_token_id", "forced_decoder_ids"):
-        ids[name] = config.fields.get(name)
+        ids[name] = fields.get(name)
     for name, value in (("eos_token_id", "end_id"), ("decoder_start_token_id", "start_id")):
         if own.get(value) is not None:
             ids[name] = own[value]

@@ -13,13 +13,16 @@ from keras_tfm.models.without_storage import without_storage
 FIXTURE = Path(__file__).parents[1] / "parity" / "huggingface" / "parameter_counts.json"
 COUNTS = json.loads(FIXTURE.read_text())
 BILLION = 10**9
-# Billions, as table 2.1 of arXiv:2005.14165 and section 3.7 of arXiv:1910.10683 round them.
+# Billions, as table 2.1 of arXiv:2005.14165, section 3.7 of arXiv:1910.10683 and
+# arXiv:2109.10282 round them.
 PAPERS = {
     ("gpt", "gpt3-small"): 0.125, ("gpt", "gpt3-medium"): 0.350, ("gpt", "gpt3-large"): 0.760,
     ("gpt", "gpt3-xl"): 1.3, ("gpt", "gpt3-2.7b"): 2.7, ("gpt", "gpt3-6.7b"): 6.7,
     ("gpt", "gpt3-13b"): 13, ("gpt", "gpt3-175b"): 175,
     ("t5", "base"): 0.22, ("t5", "3b"): 2.8, ("t5", "11b"): 11,
     ("bert", "base"): 0.110, ("bert", "large"): 0.340,
+    ("vision_encoder_decoder", "small"): 0.062, ("vision_encoder_decoder", "base"): 0.334,
+    ("vision_encoder_decoder", "large"): 0.558,
 }  # fmt: skip
 # Some take seconds each; by default these, of which one is compared with its paper.
 FAST = {"bert-tiny", "bert-base", "t5-umt5-small"}

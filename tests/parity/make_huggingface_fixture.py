@@ -232,6 +232,14 @@ def neox_relatives() -> dict[str, tuple[str, int, dict]]:
     }  # fmt: skip
 
 
+def _vit(layers: int, dim: int, heads: int) -> dict[str, int]:
+    """The fields of a ViT's size."""
+    return {
+        "num_hidden_layers": layers, "hidden_size": dim, "num_attention_heads": heads,
+        "intermediate_size": 4 * dim,
+    }  # fmt: skip
+
+
 def parameter_counts() -> dict[str, dict[str, dict]]:
     """By family and size: the builder's sizes are those of `keras_tfm.models`, by hand."""
     bert = {
@@ -302,7 +310,7 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
         "bert": {}, "gpt": {}, "gemma": {}, "t5": {}, "m2m_100": {}, "t5gemma2": {},
         "smolvlm": {}, "lfm2": {}, "qwen3_5": {}, "granite4": {}, "nomic_bert": {},
         "gpt_neox": {}, "modernbert_decoder": {}, "glm": {},
-        "mamba2": {}, "falcon_h1": {},
+        "mamba2": {}, "falcon_h1": {}, "vision_encoder_decoder": {},
     }  # fmt: skip
     with torch.device("meta"):
         for size, (layers, dim) in bert.items():
@@ -437,6 +445,25 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
             )
             model = transformers.SmolVLMForConditionalGeneration(config)
             counts["smolvlm"][size] = counted(model, 49280)
+        trocr = {
+            "small": (
+                {"model_type": "deit", **_vit(12, 384, 6)},
+                {"d_model": 256, "decoder_layers": 6, "decoder_attention_heads": 8,
+                 "decoder_ffn_dim": 1024, "tie_word_embeddings": False, "vocab_size": 64044},
+            ),
+            "base": ({"model_type": "vit", **_vit(12, 768, 12), "qkv_bias": False}, {}),
+            "large": ({"model_type": "vit", **_vit(24, 1024, 16), "qkv_bias": False}, {}),
+        }  # fmt: skip
+        for size, (encoder, decoder) in trocr.items():
+            width = {"cross_attention_hidden_size": encoder["hidden_size"]}
+            config = transformers.VisionEncoderDecoderConfig(
+                encoder={**encoder, "image_size": 384},
+                decoder={"model_type": "trocr", **width, **decoder, "is_decoder": True},
+            )
+            model = transformers.VisionEncoderDecoderModel(config)
+            model.encoder.pooler = None  # which nothing reads
+            vocabulary_size = config.decoder.vocab_size
+            counts["vision_encoder_decoder"][size] = counted(model, vocabulary_size)
         for size, (dim, heads, inner) in lfm2.items():
             config = transformers.Lfm2Config(
                 hidden_size=dim, num_attention_heads=heads, intermediate_size=inner,

@@ -489,9 +489,7 @@ def _pooler(model: models.Model) -> dict[str, np.ndarray]:
     """The encoder's pooler, which `transformers` expects and does not read."""
     dim = image_encoder_arguments(model.arguments["image"])["dim"]
     shapes = {"weight": (dim, dim), "bias": (dim,)}
-    return {
-        f"encoder.pooler.dense.{name}": np.zeros(x, "float32") for name, x in shapes.items()
-    }
+    return {f"encoder.pooler.dense.{name}": np.zeros(x, "float32") for name, x in shapes.items()}
 
 
 VISION_ENCODER_DECODER = Family(

@@ -22,8 +22,8 @@ from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
 from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
-from keras_tfm.models.vision.vit import PixelEncoder
 from keras_tfm.models.vision.vit import SIZES as VIT_SIZES
+from keras_tfm.models.vision.vit import PixelEncoder
 
 # Sections 3 and 4 of the TrOCR paper: encoders of DeiT's small, and BEiT's base and large size,
 # decoders of MiniLM's and RoBERTa large's size, images of 384 x 384. "small" has the 62M parameters
