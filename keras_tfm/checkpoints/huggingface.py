@@ -100,9 +100,9 @@ def load_huggingface(
     `model.safetensors.index.json`; without these, `pytorch_model.bin`, whose pickles are read
     without running what is in them, or `tf_model.h5` of the TensorFlow classes of `transformers` 4,
     or their indices and files. If they exist, it also reads `generation_config.json` for BART, its
-    relatives and Whisper, `preprocessor_config.json`, the mean and standard deviation of pixels
-    for models of images, and `vocab.json`, the labels of `Wav2Vec2ForCTC`. It reads no other files
-    and does not use the network.
+    relatives, Whisper and TrOCR, `preprocessor_config.json`, the mean and standard deviation of
+    pixels for models of images, and `vocab.json`, the labels of `Wav2Vec2ForCTC`. It reads no other
+    files and does not use the network.
 
     Or it reads a GGUF file of Llama, Mistral, Qwen2, Qwen3 or Gemma 1 to 3. Matrices in Q4_0 or
     Q4_1, and those of a folder that GPTQ, AWQ, compressed-tensors or torchao quantized to 4 or 8

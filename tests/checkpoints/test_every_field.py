@@ -29,6 +29,8 @@ OWN = {
     # Without it, transformers makes a Llama of 7 billion parameters.
     "idefics3": {"text_config"}, "smolvlm": {"text_config"},
 }  # fmt: skip
+# Parts of a configuration by other names than those that end in "_config".
+PARTS = ("encoder", "decoder")
 MISSING = object()
 FULL, SLIDING = "full_attention", "sliding_attention"
 BASE = {"rope_theta": 77.0}
@@ -152,7 +154,7 @@ def changes(config):
     fields = {(name,): value for name, value in config.to_dict().items()}
     fields |= {(alias,): getattr(config, name) for alias, name in config.attribute_map.items()}
     for (name,), value in list(fields.items()):
-        if name.endswith("_config") and isinstance(value, dict):
+        if (name.endswith("_config") or name in PARTS) and isinstance(value, dict):
             fields |= {(name, key): x for key, x in value.items()}
     for path, value in fields.items():
         yield from ((path, x) for x in other_values(value))
@@ -204,11 +206,11 @@ def case_of(model_type):
     return options if options in CASES else f"{model_type}, {architecture_of(model_type)}"
 
 
-def faults(model_type, folder, changed, monkeypatch):
+def faults(case, folder, changed, monkeypatch):
     """Compares transformers with this package for each changed field.
 
     Args:
-        model_type: of the family.
+        case: one of `saved_folders.py`.
         folder: an empty one.
         changed: function of the configuration that returns paths of fields and values.
 
@@ -217,7 +219,8 @@ def faults(model_type, folder, changed, monkeypatch):
     """
     from read_by_transformers import TOLERANCE, answer, error_of
 
-    model, file = save(case_of(model_type), folder), folder / "config.json"
+    model, file = save(case, folder), folder / "config.json"
+    model_type = case.partition(",")[0]
     inputs = inputs_of(model)
     # What decides the inputs, which no field says, or another field than the one that changes.
     names = ("num_images", "image_size", "audio")
@@ -273,7 +276,15 @@ def quiet():
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", huggingface.FAMILIES)
 def test_a_changed_field_is_applied_or_refused(model_type, tmp_path, monkeypatch):
-    found, compared = faults(model_type, tmp_path, changes, monkeypatch)
+    found, compared = faults(case_of(model_type), tmp_path, changes, monkeypatch)
+    assert not found, "\n".join(found)
+    assert compared > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [x for x in CASES if x.startswith("vision-encoder-decoder, ")])
+def test_a_changed_field_of_each_decoder_is_applied_or_refused(case, tmp_path, monkeypatch):
+    found, compared = faults(case, tmp_path, changes, monkeypatch)
     assert not found, "\n".join(found)
     assert compared > 50
 
@@ -282,7 +293,7 @@ def check_fields(model_type, values, folder, monkeypatch, at_least):
     def changed(config):
         yield from (((name,), x) for name, each in values.items() for x in each)
 
-    found, compared = faults(model_type, folder, changed, monkeypatch)
+    found, compared = faults(case_of(model_type), folder, changed, monkeypatch)
     assert not found, "\n".join(found)
     assert compared >= at_least
 

@@ -500,6 +500,12 @@ CASES = {
         (X, CONTEXT),
         {"context_mask": CONTEXT_MASK},
     ),
+    "MultiHeadCrossAttention, fused": Case(
+        MultiHeadCrossAttention,
+        {"num_heads": 3, "fused_key_value": True, "value_dim": 2},
+        (X, CONTEXT),
+        {"context_mask": CONTEXT_MASK},
+    ),
     "Residual": Case(
         Residual,
         {

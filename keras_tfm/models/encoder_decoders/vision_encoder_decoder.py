@@ -26,12 +26,14 @@ from keras_tfm.models.vision.vit import SIZES as VIT_SIZES
 from keras_tfm.models.vision.vit import PixelEncoder
 
 # Sections 3 and 4 of the TrOCR paper: encoders of DeiT's small, and BEiT's base and large size,
-# decoders of MiniLM's and RoBERTa large's size, images of 384 x 384. "small" has the 62M parameters
-# of the paper with an output of its own, the others theirs with one that shares the table.
+# decoders of MiniLM's and RoBERTa large's size, images of 384 x 384; the other arguments: the
+# configurations of the checkpoints. trocr-large-printed, and trocr-base-stage1 and -large-stage1,
+# have `learned_positions=False` and no `embedding_norm`, an output of their own and ReLU.
 # Use: vision_encoder_decoder(50265, **SIZES["base"]), of "small" with 64044 ids.
 SIZES: dict[str, Arguments] = {
     "small": {
         "dim": 256, "num_layers": 6, "num_heads": 8, "intermediate_dim": 1024, "tie_output": False,
+        "activation": "relu", "scale_embedding": True,
         "image": {**VIT_SIZES["small"], "distillation_token": True},
     },
     "base": {"image": {**VIT_SIZES["base"], "attention_bias": False}},
