@@ -205,3 +205,28 @@ def test_every_projection_starts_from_numbers_of_its_own():
     assert len(kernels) == 4
     for i, kernel in enumerate(kernels):
         assert all(np.all(kernel != other) for other in kernels[:i])
+
+
+@pytest.mark.parametrize("heads", ["value_dim", "grouped", "no_bias"])
+@pytest.mark.parametrize("apart", [False, True], ids=["", "key"])
+def test_keys_and_values_of_one_projection(heads, apart, x, context):
+    """Compute what two projections do, whose weights are side by side, also of other keys."""
+    layer = built(MultiHeadCrossAttention(**HEADS[heads]), (B, T, D), (B, S, C))
+    fused = MultiHeadCrossAttention(**HEADS[heads], fused_key_value=True)
+    fused.build((B, T, D), (B, S, C))
+    kinds = ["kernel", "bias"] if heads != "no_bias" else ["kernel"]
+    for name in ("query", "output_projection"):
+        for kind in kinds:
+            getattr(getattr(fused, name), kind).assign(getattr(getattr(layer, name), kind))
+    for kind in kinds:
+        parts = [to_numpy(getattr(part, kind)) for part in (layer.key, layer.value)]
+        getattr(fused.key_value, kind).assign(np.concatenate(parts, axis=-1))
+    key = context[:, ::-1] if apart else None
+    expected = layer(x, context, context_mask=MASK, key=key)
+    assert_close(fused(x, context, context_mask=MASK, key=key), expected, FLOAT32)
+
+
+def test_one_projection_has_one_bias_or_none():
+    layer = MultiHeadCrossAttention(2, fused_key_value=True, use_bias=["query", "value"])
+    with pytest.raises(ValueError, match="both of key and value or neither with fused_key_value"):
+        layer.build((B, T, D), (B, S, C))

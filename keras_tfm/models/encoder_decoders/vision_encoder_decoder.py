@@ -67,7 +67,7 @@ def vision_encoder_decoder(
     learned_positions: bool = True,
     position_offset: int = 2,
     num_segments: int = 0,
-    head_activation: Activation = None,
+    head_activation: Activation | None = None,
     tie_output: bool = True,
     max_length: int = 512,
     pad_id: int = 1,
