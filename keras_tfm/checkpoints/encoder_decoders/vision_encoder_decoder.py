@@ -458,7 +458,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     image = _vit_arguments(given)
     name, dim = _type_of(given), given["dim"]
     if name != "trocr":
-        check_saved(model, name, image_projection=image["dim"] != dim)
+        check_saved(model, f"a decoder of type {name}", image_projection=image["dim"] != dim)
     elif given["image_projection"] and image["dim"] == dim:
         check_saved(model, "TrOCR with an encoder as wide", image_projection=False)
     ids = {name: given[argument] for argument, name in _IDS.items()}
