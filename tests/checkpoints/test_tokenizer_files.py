@@ -105,6 +105,8 @@ def changed(tmp_path, case, **files):
         ("bert", {"config__json": "["}, ValueError, "config.json is not JSON"),
         ("bert", {"vocab__txt": None, "vocab__json": "{}", "merges__txt": ""}, FileNotFoundError,
          "has no tokenizer: neither tokenizer.json nor vocab.txt"),
+        ("bert", {"vocab__txt": None, "config__json": '{"model_type": "granite"}'},
+         FileNotFoundError, "has no tokenizer: no tokenizer.json, and no vocabulary"),
         ("roberta", {"config__json": '{"model_type": "granite"}'}, ValueError,
          "without it a tokenizer of model_type 'granite' is not supported: load it with transf"),
         ("gpt2", {"tokenizer_config__json": '{"tokenizer_class": "CLIPTokenizerFast"}'}, ValueError,

@@ -214,6 +214,8 @@ def _of_vocabulary(settings: TokenizerSettings, config: Config | None, target: b
     model_type = None if config is None else config.fields.get("model_type")
     if name is None and model_type is None:
         name = next((x for x in _UNNAMED if _has(folder, _CLASSES[x][0])), "BertTokenizer")
+    if name is None and not any(_has(folder, files) for files, _ in _CLASSES.values()):
+        raise FileNotFoundError(f"{folder} has no tokenizer: no tokenizer.json, and no vocabulary")
     if name not in _CLASSES:
         has_vocabulary = any(True for x in _VOCABULARIES for _ in folder.glob(x))
         raise (ValueError if has_vocabulary else FileNotFoundError)(
