@@ -43,7 +43,7 @@ def trained_variables(optimizer: "keras.Optimizer") -> list[Any]:
     return optimizer._trainable_variables
 
 
-def update_only(optimizer: "keras.Optimizer", variables: Sequence[Any]) -> None:
+def update_only(optimizer: "keras.Optimizer", variables: Sequence[object]) -> None:
     """Makes `stateless_apply` take and return the values of `variables`, and leave all others.
 
     Keras 3.15 takes only the values of all variables for which the optimizer was built, so that a
@@ -62,7 +62,9 @@ def update_only(optimizer: "keras.Optimizer", variables: Sequence[Any]) -> None:
     index = {id(v): i for i, v in enumerate(variables)}
     places = [index.get(id(v)) for v in known]
 
-    def apply_to_some(state: list[Any], gradients: list[Any], values: list[Any]) -> Any:
+    def apply_to_some(
+        state: list[object], gradients: list[object], values: list[object]
+    ) -> tuple[list[object], list[object]]:
         from keras import ops
 
         if not gradients:

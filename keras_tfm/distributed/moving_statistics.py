@@ -1,17 +1,14 @@
 """The moving statistics of batch normalisation, averaged over all replicas."""
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_tfm.keras_internals import sublayers
 
-Tensor = Any
 
-
-def average_moving_statistics(model: keras.Model, weigh: Callable[[Tensor], Tensor]) -> None:
+def average_moving_statistics(model: keras.Model, weigh: Callable[[tf.Tensor], tf.Tensor]) -> None:
     """Averages what each replica has updated in its step.
 
     Keras 3.15 leaves each replica its own values: the model that is saved is the first replica's,

@@ -1,17 +1,17 @@
 """The weights that a model trains, which `trainable` and adapters change after `compile`."""
 
-from typing import Any
+import keras
 
 from keras_tfm import optimizer_internals
 from keras_tfm.distributed.global_gradients import innermost
 
 
-def ids_of_trained_weights(model: Any) -> tuple[int, ...]:
+def ids_of_trained_weights(model: keras.Model) -> tuple[int, ...]:
     """The identities of the weights that are trainable now, in their order."""
     return tuple(id(v) for v in model.trainable_variables)
 
 
-def check_trained_weights(model: Any) -> None:
+def check_trained_weights(model: keras.Model) -> None:
     """Raises if the model's optimizer cannot train the weights that are trainable now.
 
     Raises:

@@ -286,7 +286,7 @@ class RematerializedLayer(Recomputation):
                 names |= dict.fromkeys(parameters)
         values = {name: getattr(self, name) for name in names if hasattr(self, name)}
 
-        def serialize(value: Any) -> Any:
+        def serialize(value: object) -> object:
             return keras.activations.serialize(value) if callable(value) else value
 
         # Layers in a list would be those of the copy, too.

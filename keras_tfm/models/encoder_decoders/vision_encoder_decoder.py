@@ -162,7 +162,7 @@ def vision_encoder_decoder(
         if num_segments:
             x = SegmentEmbedding(num_segments, dtype=dtype, name="segment_embedding")(x)
         if learned_positions:
-            positions: Any = PositionEmbedding(
+            positions: keras.Layer = PositionEmbedding(
                 max_length, offset=position_offset, dtype=dtype, name="positions"
             )
         else:
