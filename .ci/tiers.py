@@ -16,14 +16,16 @@ A test that computes for `QUICK` seconds or longer goes to the slow tier unless
   prioritization: a survey", 2012),
 - it is the cheapest of its file,
 - it runs no branch, or has the marker `default`: what it states shows in no branch,
-- it computes in processes of its own, whose branches are not seen, or
-- `.ci/mutation.py` counts on its file.
+- it computes in processes of its own, whose branches are not seen,
+- `.ci/mutation.py` counts on its file, or
+- `.ci/run` runs its file on JAX and PyTorch, too, whose branches are not measured.
 """
 
 import argparse
 import heapq
 import json
 import os
+import re
 import resource
 import sqlite3
 from collections import defaultdict
@@ -178,6 +180,7 @@ def _branches(path: Path, numbers: dict[tuple, int]) -> dict[str, np.ndarray]:
 def choose(tests: list[Test]) -> list[Test]:
     """Those that need not run by default."""
     files = {file for _, found in mutation.TARGETS.values() for file in found}
+    files |= of_other_backends()
     count = 1 + max((int(x.branches.max()) for x in tests if len(x.branches)), default=-1)
     is_new = np.ones(count, bool)
     kept = set()
@@ -219,6 +222,14 @@ def choose(tests: list[Test]) -> list[Test]:
             kept.remove(i)
             times[tests[i].branches] -= 1
     return [x for i, x in enumerate(tests) if i not in kept]
+
+
+def of_other_backends() -> set[str]:
+    """The files that the stage `layers` runs on JAX and PyTorch."""
+    stages = (ROOT / ".ci" / "stages.sh").read_text()
+    stage = stages.partition("\nstage_layers() {")[2].partition("\n}")[0]
+    found = re.findall(r"(tests/\w+/test_)(?:\{(.*?)\}|(\w+))\.py", stage)
+    return {f"{x}{name}.py" for x, several, one in found for name in (several or one).split(",")}
 
 
 def lines(tests: list[Test], slow: list[Test], listed: Iterable[str] = ()) -> list[str]:

@@ -99,6 +99,14 @@ def test_the_tests_of_the_mutants_stay():
     assert slow(*tests) == ["a"]
 
 
+def test_files_of_other_backends_stay():
+    files = tiers.of_other_backends()
+    assert "tests/layers/test_contract.py" in files and len(files) > 15
+    assert all((tiers.ROOT / x).is_file() for x in files)
+    tests = [measured("a", 5, [0]), tiers.Test(f"{min(files)}::test_x", 9, False, np.array([0]))]
+    assert slow(*tests, measured("b", 0, [0])) == ["a"]
+
+
 def test_lines_name_cases_or_whole_functions():
     tests = [measured(x, 5, []) for x in ("a[1]", "a[2]", "b[1]", "b[2]", "c")]
     lines = tiers.lines(tests, [tests[0], tests[1], tests[2], tests[4]])
