@@ -11,6 +11,13 @@ class LossOfAllOutputs(keras.losses.Loss):
     """A loss that `keras_tfm.Model` gives all outputs: the sum of parts with divisors of their own.
 
     A subclass has `sums_and_counts`.
+
+    >>> from keras_tfm.training.losses.all_outputs import LossOfAllOutputs
+    >>> class Squares(LossOfAllOutputs):
+    ...     def sums_and_counts(self, y_true, y_pred, sample_weight=None):
+    ...         return [(ops.sum((y_true - y_pred) ** 2), ops.shape(y_true)[0])]
+    >>> float(Squares("squares", None)(np.array([1.0, 2.0]), np.array([3.0, 2.0])))
+    2.0
     """
 
     joint = True
