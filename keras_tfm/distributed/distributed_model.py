@@ -17,7 +17,7 @@ from keras_tfm.distributed.global_gradients import (
 from keras_tfm.distributed.global_loss import Batch, GlobalLoss, over_replicas
 from keras_tfm.distributed.joint_loss import Rows, Tensor, Tensors
 from keras_tfm.distributed.loss_scale import scale_loss_of_half_precision
-from keras_tfm.distributed.moving_statistics import average_moving_statistics
+from keras_tfm.distributed.moving_statistics import average_moving_statistics, is_synchronized
 from keras_tfm.distributed.row_of_zeros import (
     add_row_of_zeros,
     remove_row_of_zeros,
@@ -74,7 +74,11 @@ class DistributedModel(keras.Model):
         if self.distribute_strategy.num_replicas_in_sync > 1 and self.optimizer is not None:
             self._sums_gradients = False
             if steps_itself:  # it may call `super().train_step`
-                sum_unless_the_model_does(self.optimizer, lambda: self._sums_gradients)
+                sum_unless_the_model_does(
+                    self.optimizer,
+                    lambda: self._sums_gradients,
+                    lambda: average_moving_statistics(self, share=None),
+                )
             else:
                 leave_sums_to_the_model(self.optimizer)
         self.gradient_accumulation_steps = gradient_accumulation_steps
@@ -168,7 +172,7 @@ class DistributedModel(keras.Model):
         else:
             loss, gradients = self._accumulate(batch)
         if self._batch.replica_share is not None:
-            average_moving_statistics(self, self.weigh_mean)
+            average_moving_statistics(self, self._batch.replica_share)
         self._end(loss, rows)
         self._sums_gradients = True
         gradients = sum_over_replicas(gradients)
@@ -397,6 +401,13 @@ class DistributedModel(keras.Model):
             raise ValueError(
                 f"steps_per_execution must be 1 under {name}, got {self.steps_per_execution}: "
                 "Keras 3.15 cannot loop over distributed batches"
+            )
+        synchronized = [x for x in keras_internals.sublayers(self) if is_synchronized(x)]
+        if self.gradient_accumulation_steps > 1 and synchronized:
+            raise ValueError(
+                f"gradient_accumulation_steps must be 1 under {name} with {synchronized[0].name}, "
+                "whose synchronized statistics are not exchanged in a loop over parts of a batch, "
+                f"got {self.gradient_accumulation_steps}"
             )
         if self.jit_compile:
             raise ValueError(

@@ -32,17 +32,21 @@ def leave_sums_to_the_model(optimizer: keras.Optimizer) -> None:
     optimizer_internals.set_gradient_sum(innermost(optimizer), _leave_unchanged)
 
 
-def sum_unless_the_model_does(optimizer: keras.Optimizer, summed: Callable[[], bool]) -> None:
+def sum_unless_the_model_does(
+    optimizer: keras.Optimizer, summed: Callable[[], bool], average: Callable[[], None]
+) -> None:
     """`leave_sums_to_the_model` in steps of `keras_tfm.Model`; a `train_step` of a subclass that
     applies gradients itself gets their sums from the optimizer.
 
     Args:
         summed: function that returns whether the model has summed the gradients.
+        average: function to call if it has not, which averages what layers have updated.
     """
 
     def sums(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
         if summed():
             return pairs
+        average()
         gradients = sum_over_replicas([gradient for gradient, _ in pairs])
         return [(x, variable) for x, (_, variable) in zip(gradients, pairs, strict=True)]
 

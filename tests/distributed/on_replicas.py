@@ -195,20 +195,6 @@ def stopped(replicas):
     return {"wrong": [path for path in wrong if "loss" not in path], "message": stop.message}
 
 
-def moving_statistics(replicas):
-    """Those of each replica after nine rows in batches of eight: one replica has no last row."""
-    strategy = strategy_of(replicas)
-    with strategy.scope():
-        numbers = keras.Input((3,))
-        normalized = keras.layers.BatchNormalization(momentum=0.5)(numbers)
-        model = keras_tfm.Model(numbers, keras.layers.Dense(1)(normalized))
-        model.compile("sgd", "mse")
-    x = np.random.default_rng(0).normal(5, 2, (9, 3))
-    model.fit(x, np.ones(9), batch_size=8, shuffle=False, verbose=0)
-    statistics = [strategy.experimental_local_results(v.value) for v in model.layers[1].weights[2:]]
-    return [[x.numpy().tolist() for x in of_all] for of_all in statistics]
-
-
 class OwnStep(keras_tfm.Model):
     def train_step(self, data):
         x, y = data
@@ -222,6 +208,22 @@ class OwnStep(keras_tfm.Model):
 class ParentsStep(keras_tfm.Model):
     def train_step(self, data):
         return super().train_step(data)
+
+
+def moving_statistics(replicas, of_class=keras_tfm.Model, rows=9, **options):
+    """Those of each replica; after nine rows in batches of eight, one replica has no last row."""
+    strategy = strategy_of(replicas)
+    with strategy.scope():
+        numbers = keras.Input((3,))
+        normalized = keras.layers.BatchNormalization(momentum=0.5, **options)(numbers)
+        model = of_class(numbers, keras.layers.Dense(1)(normalized))
+        model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(5, 2, (rows, 3))
+    model.fit(x, np.ones(rows), batch_size=8, shuffle=False, verbose=0)
+    statistics = [
+        strategy.experimental_local_results(v.value) for v in model.layers[1].non_trainable_weights
+    ]
+    return [[x.numpy().tolist() for x in of_all] for of_all in statistics]
 
 
 def own_step(replicas, of_class=OwnStep):
@@ -274,7 +276,15 @@ def refused():
         batches = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(1, drop_remainder=True)
         model.fit(batches, verbose=0)
 
+    def synchronized():
+        with strategy.scope():
+            x = keras.Input((2,))
+            layer = keras.layers.BatchNormalization(synchronized=True, name="norm")
+            model = keras_tfm.Model(x, layer(x))
+            small_training.compiled(model, gradient_accumulation_steps=2)
+
     return {
+        "synchronized in parts": message(synchronized),
         "jit": message(lambda: fit(jit_compile=True)),
         "steps_per_execution": message(lambda: fit(steps_per_execution=2)),
         "small batch": message(lambda: fit(batch_size=1)),
@@ -351,6 +361,7 @@ FAST = {
     "parent's step 2": lambda: own_step(2, ParentsStep),
     "moving statistics 1": lambda: moving_statistics(1),
     "moving statistics 2": lambda: moving_statistics(2),
+    "moving statistics of an own step 2": lambda: moving_statistics(2, OwnStep, 8, renorm=True),
     "refused": refused,
 }
 # What looks like a fast one, and what a new version of Keras may change.

@@ -129,6 +129,13 @@ def test_moving_statistics_are_averaged_by_rows(results):
     np.testing.assert_allclose(of_both[0], means[0], rtol=1e-6)  # float32
 
 
+def test_moving_statistics_of_an_own_step_are_averaged(results):
+    """Those of renormalisation, too."""
+    statistics = results["moving statistics of an own step 2"]
+    assert len(statistics) == 5
+    assert all(one == other for one, other in statistics)
+
+
 def test_two_outputs_with_a_loss_each(results):
     """Each loss is divided by its own count."""
     assert_equal(results["two outputs"], results["two outputs, 2 replicas, 2 parts"])
@@ -161,6 +168,7 @@ def test_dropout_differs_between_replicas(results):
     ("what", "text"),
     [
         ("jit", "jit_compile must be False or 'auto' under MirroredStrategy"),
+        ("synchronized in parts", "must be 1 under MirroredStrategy with norm, whose synchron"),
         ("steps_per_execution", "steps_per_execution must be 1 under MirroredStrategy, got 2"),
         ("small batch", "batch_size must be at least the number of replicas (2), got 1"),
         ("small dataset batch", "at least the number of replicas (2), got 1"),
