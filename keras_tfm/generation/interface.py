@@ -402,11 +402,7 @@ def interface_of(model: keras.Model) -> Interface:
         raise TypeError(
             "expected a functional keras.Model (made of keras.Input and layers), "
             f"got {type(model).__name__}"
-            + (
-                " without inputs: make keras.Input its first layer"
-                if isinstance(model, keras.Sequential)
-                else ""
-            )
+            + (_lack_of(model) if isinstance(model, keras.Sequential) else "")
         )
     # In `vars`, because Keras would track an attribute.
     known = vars(graph).get("_keras_tfm_interface")
@@ -427,6 +423,13 @@ class _Reading(NamedTuple):
     placeholder: Placeholder | None = None
     is_pixels: bool = False
     audio: AudioLayer | None = None
+
+
+def _lack_of(model: keras.Sequential) -> str:
+    """Why a `keras.Sequential` is not read as a functional model."""
+    if type(model).call is not keras.Sequential.call:
+        return " with a call method of its own: give keras.Model(inputs, model(inputs))"
+    return " without inputs: make keras.Input its first layer"
 
 
 def _read_inputs(model: keras.Model) -> dict[str, Input]:

@@ -173,6 +173,17 @@ def test_a_sequential_model_without_an_input_says_what_it_lacks():
         export_tflite(keras.Sequential([layers.Dense(3)]), new_path())
 
 
+def test_a_sequential_model_with_a_call_of_its_own_says_what_to_give():
+    class Doubled(keras.Sequential):
+        def call(self, inputs):
+            return 2 * super().call(inputs)
+
+    model, x = Doubled([keras.Input((4,)), layers.Dense(3)]), keras.Input((4,))
+    with pytest.raises(TypeError, match=r"got Doubled with a call method of its own: give keras\."):
+        export_tflite(model, new_path())
+    assert export_tflite(keras.Model(x, model(x)), new_path()).verification.checks
+
+
 def test_ids_of_64_bits():
     x = ids_input(dtype="int64")
     model = keras.Model(x, encoder(TokenEmbedding(11, 8, mask_zero=True)(x)))
