@@ -195,11 +195,19 @@ def _whole(
     trained = {x.path for x in model.trainable_weights if id(x) not in own}
     prefix = family.prefix_of(family.architecture_of(merged))
     output = merged.head is not None and "language" in merged.head.kind
+    # Such as "decoder" of a model from images to text, whose head is "decoder.lm_head".
+    towers = {
+        family.names.in_module(prefix + table).split(".")[0]
+        for entry in entries
+        if not entry.head
+        for table in entry.tensors
+    }
 
     def names_of(table: str, is_head: bool) -> tuple[str, str]:
-        """The name of a tensor, and its module; a head is one."""
+        """The name of a tensor, and its module; a head is one, unless it is inside a tower."""
         name = family.names.in_module(table if is_head else prefix + table)
-        return name, name.split(".")[0] if is_head else name.rpartition(".")[0]
+        first = name.split(".")[0]
+        return name, first if is_head and first not in towers else name.rpartition(".")[0]
 
     # By the name in the table: the entry, which of its tensors, and the names.
     sources = {
@@ -219,9 +227,11 @@ def _whole(
         sources[alias] = entry, i, name, second
         if module in whole and (output or not is_head):
             whole.add(second)
+    # A module is saved with all inside.
+    whole = {x for x in whole if not any(x.startswith(f"{y}.") for y in whole)}
     tensors = {}
     for entry, i, name, module in sources.values():
-        if module in whole:
+        if any(f"{module}.".startswith(f"{x}.") for x in whole):
             value = ops.convert_to_numpy(ops.cast(entry.weight, "float32"))
             tensors[name] = entry.save(value)[entry.tensors[i]]
     return tensors, whole

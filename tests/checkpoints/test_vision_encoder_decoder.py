@@ -10,7 +10,8 @@ from keras_weights import randomize
 from safetensors.numpy import load_file, save_file
 from saved_folders import OPTIONS, inputs_of
 
-from keras_tfm.checkpoints import load_huggingface, save_huggingface
+from keras_tfm.checkpoints import load_huggingface, save_huggingface, save_peft
+from keras_tfm.models import enable_lora
 
 NAME = "vision-encoder-decoder"
 ROBERTA = {
@@ -87,6 +88,24 @@ def test_a_model_that_transformers_lacks(case, options, error, tmp_path):
     with pytest.raises(ValueError, match=error):
         save_huggingface(model, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.parametrize(
+    ("case", "module"), [("BERT", "decoder.cls.predictions"), ("RoBERTa", "decoder.lm_head")]
+)
+def test_adapters_of_a_decoder_with_a_head(case, module, tmp_path):
+    """The head is trained, and saved as one module of the decoder."""
+    model = small_model(NAME, **OPTIONS[f"{NAME}, {case}"])
+    save_huggingface(model, tmp_path / "base")
+    enable_lora(model, rank=2)
+    for i, weight in enumerate(model.trainable_weights):
+        weight.assign(weight + np.random.default_rng(i).normal(size=weight.shape) / 4)
+    save_peft(model, tmp_path / "adapters", tmp_path / "base")
+    fields = json.loads((tmp_path / "adapters/adapter_config.json").read_text())
+    assert fields["modules_to_save"] == [module]
+    again = load_huggingface(tmp_path / "base", peft=tmp_path / "adapters")
+    inputs = inputs_of(model)
+    np.testing.assert_allclose(again(inputs), model(inputs), atol=1e-5)  # float32
 
 
 def test_an_argument_of_the_encoder_that_it_lacks():
