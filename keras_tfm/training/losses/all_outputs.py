@@ -16,7 +16,7 @@ class LossOfAllOutputs(keras.losses.Loss):
     >>> class Squares(LossOfAllOutputs):
     ...     def sums_and_counts(self, y_true, y_pred, sample_weight=None):
     ...         return [(ops.sum((y_true - y_pred) ** 2), 2.0)]
-    >>> float(Squares("squares", None)(np.array([1.0, 2.0]), np.array([3.0, 2.0])))
+    >>> float(Squares("squares", None)(ops.array([1.0, 2.0]), ops.array([3.0, 2.0])))
     2.0
     """
 
