@@ -31,7 +31,7 @@ DECODERS = {
 
 
 def saved(folder, decoder):
-    """A folder as transformers has it, with a beam search that repeats no trigram."""
+    """A folder as transformers has it, with a beam search that repeats no pair of tokens."""
     reader = byte_pairs()
     model = models.vision_encoder_decoder(
         reader.get_vocab_size(), dim=14, num_layers=2, num_heads=7, intermediate_dim=11,

@@ -1,13 +1,13 @@
 """Checkpoints of `VisionEncoderDecoderModel`: a ViT or DeiT, and TrOCR, GPT-2, BERT or RoBERTa."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.decoders.decoder_fields import check_saved, is_tied
 from keras_tfm.checkpoints.decoders.gpt import ALIASES as GPT2_ALIASES
 from keras_tfm.checkpoints.encoders.bert import ENCODER as BERT_ENCODER
@@ -201,7 +201,6 @@ def _gpt2_fields(model: models.Model) -> Fields:
         model, "GPT-2", embedding_norm=False, scale_embedding=False, learned_positions=True,
         position_offset=0, num_segments=0, activation_dropout=0.0, head_activation=None,
     )  # fmt: skip
-    embedding = given["embedding_dropout"]
     return {
         "vocab_size": given["vocabulary_size"],
         "n_embd": given["dim"],
@@ -210,7 +209,7 @@ def _gpt2_fields(model: models.Model) -> Fields:
         "n_inner": given["intermediate_dim"],
         "resid_pdrop": given["dropout"],
         "attn_pdrop": given["attention_dropout"],
-        "embd_pdrop": given["dropout"] if embedding is None else embedding,
+        "embd_pdrop": dropout_rate(given, given["embedding_dropout"]),
         "activation_function": activation_name(given["activation"]),
         "layer_norm_epsilon": given["layer_norm_epsilon"],
         "n_positions": given["max_length"],
@@ -390,7 +389,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     return (*encoder, *decoder, *dense("image_projection", "enc_to_dec_proj"))
 
 
-def _part(config: Config, name: str, default: str, known: Mapping[str, object]) -> Config:
+def _part(config: Config, name: str, default: str, known: Collection[str]) -> Config:
     """The configuration of the encoder or decoder, whose type must be a known one."""
     part = config.part(name)
     found = part.text("model_type", default)
@@ -402,7 +401,7 @@ def _part(config: Config, name: str, default: str, known: Mapping[str, object]) 
 
 def _arguments(config: Config, named: Named) -> Arguments:
     config.only(is_encoder_decoder=True)
-    encoder = _part(config, "encoder", "vit", dict.fromkeys(ENCODERS))
+    encoder = _part(config, "encoder", "vit", ENCODERS)
     part = _part(config, "decoder", "bert", DECODERS)
     decoder = DECODERS[part.fields["model_type"]]
     part.rename(decoder.aliases)
@@ -498,9 +497,7 @@ VISION_ENCODER_DECODER = Family(
     table=_table,
     arguments=_arguments,
     fields=_fields,
-    architectures={
-        "VisionEncoderDecoderModel": Architecture(lambda model, config: model, "language_model")
-    },
+    architectures={"VisionEncoderDecoderModel": Architecture(kind="language_model")},
     names=Names(
         aliases={
             f"decoder.{alias}": f"decoder.{name}"

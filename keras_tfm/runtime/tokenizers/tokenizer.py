@@ -137,12 +137,11 @@ class _HuggingFace(Tokenizer):
     @functools.cached_property
     def _unknown_id(self) -> int | None:
         model = self._tokenizer.model
-        if not hasattr(
-            model, "unk_token"
-        ):  # Unigram has its number, which the package does not tell
-            number: int | None = json.loads(model.__getstate__()).get("unk_id")
-            return number
-        return None if model.unk_token is None else self._tokenizer.token_to_id(model.unk_token)
+        if hasattr(model, "unk_token"):
+            return None if model.unk_token is None else self._tokenizer.token_to_id(model.unk_token)
+        # That of a Unigram model is a number, which the package tells only with the whole model.
+        number: int | None = json.loads(model.__getstate__()).get("unk_id")
+        return number
 
     def _encode(self, text: str, end_ids: Collection[int]) -> list[int]:
         with refusing(f"the tokenizer cannot read {excerpt(text)}"):

@@ -29,7 +29,7 @@ class LossOfAllOutputs(keras.losses.Loss):
         self, y_true: Tensors, y_pred: Tensors, sample_weight: Tensor | None = None
     ) -> list[tuple[Tensor, Tensor]]:
         """The weighted sum and the divisor of each part."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define sums_and_counts")
 
     def __call__(
         self, y_true: Tensors, y_pred: Tensors, sample_weight: Tensor | None = None
