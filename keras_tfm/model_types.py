@@ -24,6 +24,15 @@ KINDS = {
     "images and texts": "Images and texts",
     "speech": "Speech",
 }
+
+
+class _Call(str):
+    """An argument that is no literal, as one writes it."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 _PAD_0, _PAD_1 = "`pad_token_id`, usually 0", "`pad_token_id`, usually 1"
 
 
@@ -230,6 +239,19 @@ MODEL_TYPES = (
         arguments={"query_beta": 0.1},
     ),
     ModelType(
+        "qwen3_moe", "Qwen3-MoE", "decoders.experts:QWEN3_MOE", "llama", "decoder",
+        arguments={"experts": _Call("Experts(...)"), "query_key_norm": True},
+        tokenizer="Qwen2Tokenizer",
+    ),
+    ModelType(
+        "qwen2_moe", "Qwen2-MoE", "decoders.experts:QWEN2_MOE", "llama", "decoder",
+        arguments={"experts": _Call("Experts(shared_gate=True, ...)")}, tokenizer="Qwen2Tokenizer",
+    ),
+    ModelType(
+        "mixtral", "Mixtral", "decoders.experts:MIXTRAL", "llama", "decoder",
+        arguments={"experts": _Call("Experts(...)")}, tokenizer="LlamaTokenizer",
+    ),
+    ModelType(
         "qwen3", "Qwen3, Qwen3-Embedding", "decoders.llama:QWEN3", "llama", "decoder",
         arguments={"query_key_norm": True}, tokenizer="Qwen2Tokenizer",
     ),
@@ -252,6 +274,10 @@ MODEL_TYPES = (
             "mistral": 32768, "ernie": 103424, "ministral3": 131072, "eurobert": 128256,
         },
         tokenizer="LlamaTokenizer",
+    ),
+    ModelType(
+        "lfm2_moe", "LFM2-MoE (8B-A1B)", "decoders.lfm2:LFM2_MOE", "lfm2", "decoder",
+        arguments={"experts": _Call('Experts(scores="sigmoid", ...)')},
     ),
     ModelType(
         "lfm3", "LFM3", "decoders.lfm2:LFM3", "lfm2", "decoder",
@@ -293,12 +319,16 @@ MODEL_TYPES = (
         tokenizer="GPT2Tokenizer",
     ),
     ModelType(
+        "granitemoe", "Granite 3 MoE", "decoders.granite:GRANITE_MOE", "granite", "decoder",
+        arguments={"experts": _Call("Experts(...)")},
+    ),
+    ModelType(
         "granite", "Granite", "decoders.granite:GRANITE", "granite", "decoder",
         vocabularies={"": 49159},
     ),
     ModelType(
-        "granitemoehybrid", "Granite 4.0 (dense, hybrid)", "decoders.granite4:GRANITE4", "granite4",
-        "decoder", vocabularies={"": 100352},
+        "granitemoehybrid", "Granite 4.0 (dense, hybrid, MoE)", "decoders.granite4:GRANITE4",
+        "granite4", "decoder", vocabularies={"": 100352},
     ),
     ModelType(
         "falcon_h1", "Falcon-H1", "decoders.granite4:FALCON_H1", "falcon_h1", "decoder",

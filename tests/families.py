@@ -30,11 +30,16 @@ def own_options():
     sizes = {x: SMALL[x] for x in ("dim", "num_layers", "num_heads", "intermediate_dim", "dropout")}
     dim = sizes["dim"]
     gemma2 = {"windows": [4, None], "query_pre_attention_scalar": 3, "final_logit_soft_cap": 4.0}
+    granite = {
+        "embedding_multiplier": 3.0, "attention_multiplier": 0.7, "residual_multiplier": 0.6,
+        "logits_scaling": 2.5,
+    }  # fmt: skip
     dinov2 = {"intermediate_dim": 2 * dim, "patch_size": (4, 6), "layer_scale": 0.7}
     images_in_texts = {
         "image": {**{x: y for x, y in sizes.items() if x != "dropout"}, "dim": 8},
         "patch_size": 2, "scale_factor": 3, "image_id": 30, "num_images": 2,
     }  # fmt: skip
+    experts = {"num_experts": 5, "top_k": 2, "intermediate_dim": 8}
     speech_encoder = {
         "feature_dims": [7, 5, 6], "feature_kernels": [10, 3, 2], "feature_strides": [5, 2, 3],
         "position_kernel": 4, "position_groups": 4, "classifier_dim": 8,
@@ -53,6 +58,16 @@ def own_options():
         "opt": {"embedding_dim": 2 * dim},
         "gpt_neo": {"embedding_dim": None, "windows": [None, 4]},
         "mistral": {"windows": 4},
+        "mixtral": {
+            "experts": models.Experts(num_experts=3, top_k=2, intermediate_dim=16), "windows": 4,
+        },
+        "qwen2_moe": {
+            "experts": models.Experts(
+                **experts, shared_dim=9, shared_gate=True, blocks=[False, True], normalize=False
+            ),
+            "attention_bias": ["query", "key", "value"],
+        },
+        "qwen3_moe": {"experts": models.Experts(**experts)},
         "ministral": {"windows": [None, 4]},
         "arcee": {"activation": layers.squared_relu},
         "helium": {"head_dim": None},
@@ -66,14 +81,12 @@ def own_options():
             "shared_intermediate_dim": 26, "layer_input_dim": 6, "rope_theta": 99.0,
             "local_rope_theta": 50.0, "final_logit_soft_cap": 4.0,
         },
-        "granite": {
-            "embedding_multiplier": 3.0, "attention_multiplier": 0.7, "residual_multiplier": 0.6,
-            "logits_scaling": 2.5,
-        },
+        "granite": granite,
+        "granitemoe": {"experts": models.Experts(**experts), **granite},
+        "granitemoehybrid, experts": {"experts": models.Experts(**experts, shared_dim=9)},
         "granitemoehybrid": {
             "attends": [False, True], "mamba_heads": 6, "mamba_head_dim": 4, "state_dim": 5,
-            "num_groups": 2, "kernel_size": 3, "rotary": True, "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.7, "residual_multiplier": 0.6, "logits_scaling": 2.5,
+            "num_groups": 2, "kernel_size": 3, "rotary": True, **granite,
         },
         "falcon_h1": {
             "mamba_heads": 6, "mamba_head_dim": 5, "state_dim": 5, "num_groups": 2,
@@ -103,6 +116,12 @@ def own_options():
         "olmo2": {"head_dim": None},
         "olmo3": {"head_dim": None, "windows": [4, None], "local_rope_theta": 500000.0},
         "lfm2": {"attends": [False, True], "head_dim": None},
+        "lfm2_moe": {
+            "attends": [False, True], "head_dim": None,
+            "experts": models.Experts(
+                **experts, scores="sigmoid", selection_bias=True, scale=1.7, blocks=[False, True]
+            ),
+        },
         "lfm3": {
             "num_layers": 3, "attends": [False, True, True], "windows": [None, 4, None],
             "kernel_size": 7, "local_rope_theta": 50.0,

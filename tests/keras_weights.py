@@ -31,7 +31,16 @@ def randomize(layer, seed=0):
             *("text", "rows", "columns"),
         ):
             values = rng.normal(scale=weight.shape[1] ** -0.5, size=weight.shape)
-        elif kind in ("gamma", "scale", "skip", "beta", "bias", "log_rate", "time_step_bias"):
+        elif kind in (
+            "gamma",
+            "scale",
+            "skip",
+            "beta",
+            "bias",
+            "log_rate",
+            "time_step_bias",
+            "selection_bias",
+        ):
             center = kind in ("gamma", "scale", "skip")
             values = rng.normal(loc=center, scale=0.3, size=weight.shape)
         elif kind in ("compression", "queries", "moving_mean", "logit_scale", "logit_bias"):

@@ -316,6 +316,7 @@ def open_huggingface(
     if peft is not None:
         tensors = PeftTensors(tensors, Path(peft), family.names)
         config = _with_sizes(config, tensors.sizes())
+    tensors.unstack(family.names.stacked)
     named = Named(tensors, family.names)
     name = architecture or _architecture(config, family, named)
     if name is None or name not in family.architectures:

@@ -32,6 +32,8 @@ class Names:
         renamed: dict from the pattern of an old name to its replacement.
         transposed: str, pattern of the names of matrices that are (in, out) in the files, as those
             of the class `Conv1D` of `transformers` are.
+        stacked: str, pattern of the names of tensors in the files whose parts along the first axis
+            are tensors "name[0]", "name[1]" ... of the table: those of all experts.
         modules: dict from the pattern of a name in the files to that in the module of
             `transformers` 5, where it has another.
     """
@@ -41,6 +43,7 @@ class Names:
     ignored: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     transposed: str = ""
+    stacked: str = ""
     modules: Mapping[str, str] = field(default_factory=dict)
 
     def in_table(self, name: str) -> str:

@@ -29,8 +29,9 @@ class Row:
     """One line of a family's table.
 
     Attributes:
-        weight: str, path of a weight, in which {i} stands for a block's number.
-        tensors: names in the checkpoint, with {i} for the same number.
+        weight: str, path of a weight, in which {i} stands for a block's number and {j} for an
+            expert's.
+        tensors: names in the checkpoint, with {i} and {j} for the same numbers.
         transform: `Transform` between the tensors and the weight.
         head: bool, whether the weight belongs to a head: names of heads have no family prefix.
     """
@@ -211,19 +212,28 @@ def entries(table: Iterable[Row], model: keras.Model, model_type: str) -> list[E
         ValueError: the table has no row for a weight.
     """
     patterns = [
-        (re.compile(re.escape(row.weight).replace(r"\{i\}", r"(\d+)")), row) for row in table
+        (re.compile(re.sub(r"\\{([ij])\\}", r"(?P<\1>\\d+)", re.escape(row.weight))), row)
+        for row in table
     ]
     result = []
     for weight in model.weights:
         for pattern, row in patterns:
             found = pattern.fullmatch(weight.path)
             if found:
-                i = found[1] if found.groups() else ""
-                result.append(Entry(weight, [x.replace("{i}", i) for x in row.tensors], row))
+                names = [x.format(**found.groupdict()) for x in row.tensors]
+                result.append(Entry(weight, names, row))
                 break
         else:
             raise ValueError(
                 f"{model.name}: a {model_type} checkpoint has no place for the weight "
                 f"{weight.path} {tuple(weight.shape)}"
             )
-    return result
+    # Parts of one tensor, "name[0]", "name[1]" ..., are written one after the other.
+    order: dict[str, int] = {}
+    for entry in result:
+        order.setdefault(_stacked(entry), len(order))
+    return sorted(result, key=lambda entry: order[_stacked(entry)])
+
+
+def _stacked(entry: Entry) -> str:
+    return entry.tensors[0].partition("[")[0]

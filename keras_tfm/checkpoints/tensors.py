@@ -73,6 +73,12 @@ class AnyTensors(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._tensors)
 
+    def unstack(self, pattern: str) -> None:
+        """Replaces each tensor whose name matches by its parts along axis 0, "name[0]" ..."""
+        for name in [x for x in self if re.fullmatch(pattern, x) and self[x].shape]:
+            tensor = self._tensors.pop(name)
+            self._tensors |= {f"{name}[{i}]": x for i, x in enumerate(tensor.parts())}
+
     @abstractmethod
     def array(self, name: str) -> np.ndarray:
         """The values of a tensor, in one of the dtypes of `FLOATS`."""
@@ -320,7 +326,8 @@ def write_tensors(
     Args:
         file: Path of the new file.
         kinds: the dtype and shape of each tensor, by name. Those of larger numbers come first, so
-            that all are aligned.
+            that all are aligned. "name[0]", "name[1]" ..., one after the other, are the parts of
+            one tensor along its first axis.
         arrays: the names and values, in the same order.
 
     Raises:
@@ -332,9 +339,14 @@ def write_tensors(
     end = 0
     for name, kind in kinds.items():
         begin, end = end, end + math.prod(kind.shape) * kind.dtype.itemsize
-        header[name] = {
+        stacked, _, index = name.partition("[")
+        if index and stacked in header:
+            header[stacked]["shape"][0] += 1
+            header[stacked]["data_offsets"][1] = end
+            continue
+        header[stacked] = {
             "dtype": names[kind.dtype],
-            "shape": list(kind.shape),
+            "shape": [1, *kind.shape] if index else list(kind.shape),
             "data_offsets": [begin, end],
         }
     text = json.dumps(header).encode()

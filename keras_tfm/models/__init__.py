@@ -1,6 +1,7 @@
 """Models: one functional builder per family, task heads, and the `Model` class."""
 
 from keras_tfm.models.decoders.cohere import cohere
+from keras_tfm.models.decoders.experts import Experts
 from keras_tfm.models.decoders.falcon_h1 import falcon_h1
 from keras_tfm.models.decoders.gemma import gemma
 from keras_tfm.models.decoders.gemma4 import gemma4
@@ -86,6 +87,7 @@ from keras_tfm.models.vision.vit import vit
 from keras_tfm.models.with_dtype import with_dtype
 
 __all__ = [
+    "Experts",
     "Model",
     "albert",
     "backbone",

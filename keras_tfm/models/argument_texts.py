@@ -43,6 +43,10 @@ TEXTS = {
         "another. Default: `dim`."
     ),
     "embedding_dropout": "float, dropout rate of the embeddings' sum. Default: `dropout`.",
+    "experts": (
+        "`Experts`, the sizes of the mixtures of experts in place of feed-forward networks. "
+        "Default: there are none."
+    ),
     "feed_forward_bias": "bool, whether the feed-forward networks' layers add a bias.",
     "head_dim": "int, width of a head. Default: D / H.",
     "image_size": "int or (height, width) of the images, in pixels. None: images of any size.",

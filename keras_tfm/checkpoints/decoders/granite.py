@@ -1,8 +1,18 @@
 """Checkpoints of Granite: tensor names, configuration and heads."""
 
+from dataclasses import replace
+
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
-from keras_tfm.checkpoints.decoders.decoder_fields import architectures
+from keras_tfm.checkpoints.decoders.decoder_fields import architectures, check_saved
+from keras_tfm.checkpoints.decoders.experts import (
+    STACKED,
+    check_experts,
+    expert_width,
+    experts_of,
+    read_experts,
+    stacked_rows,
+)
 from keras_tfm.checkpoints.decoders.llama import NAMES, shared_arguments, shared_fields, table
 from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
 from keras_tfm.checkpoints.family import Family
@@ -19,27 +29,66 @@ FACTORS = (
 )  # fmt: skip
 
 
+# The module of experts in a block.
+EXPERTS = "layers.{i}.block_sparse_moe"
+
+
 def _arguments(config: Config, named: Named) -> Arguments:
+    bias = config.flag("mlp_bias", False)
+    return {**_shared_arguments(config, named), "feed_forward_bias": bias}
+
+
+def _moe_arguments(config: Config, named: Named) -> Arguments:
+    experts = models.Experts(**read_experts(config, 8, 2))
+    return {**_shared_arguments(config, named), "experts": experts}
+
+
+def _shared_arguments(config: Config, named: Named) -> Arguments:
     return {
         **shared_arguments(config, named, _DEFAULTS),
         "activation": config.activation("hidden_act", "silu"),
         **read_rope(config),
-        "feed_forward_bias": config.flag("mlp_bias", False),
         **{name: config.number(name, 1.0) for name in FACTORS},
     }
 
 
 def _fields(model: models.Model, architecture: str) -> Fields:
+    bias = model.arguments["feed_forward_bias"]
+    return {**_shared_fields(model, architecture), "mlp_bias": bias}
+
+
+def _moe_fields(model: models.Model, architecture: str) -> Fields:
+    check_saved(model, "granitemoe", feed_forward_bias=False)
+    experts = check_experts(model, "granitemoe")
+    return {
+        **_shared_fields(model, architecture),
+        "intermediate_size": expert_width(model),
+        "num_local_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+    }
+
+
+def _shared_fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     return {
         **shared_fields(model, architecture),
         "hidden_act": activation_name(given["activation"]),
         **rope_fields(model),
-        "mlp_bias": given["feed_forward_bias"],
         **{name: given[name] for name in FACTORS},
     }
 
 
+GRANITE_MOE = Family(
+    model_type="granitemoe",
+    builder=models.granite,
+    table=lambda model: (*table(model), *stacked_rows(EXPERTS)),
+    arguments=_moe_arguments,
+    fields=_moe_fields,
+    architectures=architectures(None, "GraniteMoeForCausalLM", "GraniteMoeModel"),
+    is_of=lambda model: experts_of(model) is not None,
+    names=replace(NAMES, stacked=STACKED),
+    base="GraniteMoeModel",
+)
 GRANITE = Family(
     model_type="granite",
     builder=models.granite,

@@ -1,4 +1,4 @@
-"""Checkpoints of Granite 4.0 without experts, Falcon-H1 and Mamba-2: tensors, fields and heads.
+"""Checkpoints of Granite 4.0, Falcon-H1 and Mamba-2: tensors, fields and heads.
 
 Two things that `transformers` computes in a state space are not computed here: it applies
 `time_step_limit` to prompts, but not to the tokens that it generates, and with `mamba_proj_bias`
@@ -17,7 +17,15 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     is_tied,
     read_attends,
 )
-from keras_tfm.checkpoints.decoders.granite import FACTORS
+from keras_tfm.checkpoints.decoders.experts import (
+    STACKED,
+    check_experts,
+    expert_width,
+    experts_of,
+    read_experts,
+    stacked_rows,
+)
+from keras_tfm.checkpoints.decoders.granite import EXPERTS, FACTORS
 from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -35,7 +43,7 @@ _DEFAULTS: Arguments = {
 _LINEAR, _INTERVAL = "linear_attention", 10
 # Names of the published folders, which every version of transformers knows.
 _KINDS = {"mamba": _LINEAR, "attention": FULL}
-_EXPERTS, _INNER = 8, 1024
+_NUM_EXPERTS, _INNER = 8, 1024
 _INFINITY = {"__float__": "Infinity"}  # in JSON, as transformers writes it
 # Names of fields and arguments, with the default.
 _MAMBA = {
@@ -66,6 +74,9 @@ def _table(model: models.Model) -> tuple[Row, ...]:
         *(x for x in llama.table(model) if not x.weight.startswith(f"{forward}/")),
         *dense(f"{forward}/inner", f"{shared}.input_linear", bias=False),
         *dense(f"{forward}/outer", f"{shared}.output_linear", bias=False),
+        *dense(f"{forward}/shared_expert/inner", f"{shared}.input_linear", bias=False),
+        *dense(f"{forward}/shared_expert/outer", f"{shared}.output_linear", bias=False),
+        *stacked_rows(EXPERTS),
         *_mixer("layers.{i}.mamba"),
     )
 
@@ -138,14 +149,19 @@ def _mamba_fields(model: models.Model) -> Fields:
 
 def _arguments(config: Config, named: Named) -> Arguments:
     config.only(normalization_function="rmsnorm")
-    experts = config.integer("num_local_experts", _EXPERTS, minimum=0)
-    if experts:
-        config.refuse("num_local_experts", experts, "0: sparse experts are not supported")
     arguments = llama.shared_arguments(config, named, _DEFAULTS)
+    inner, experts = config.integer("shared_intermediate_size", _INNER), None
+    if config.integer("num_local_experts", _NUM_EXPERTS, minimum=0):
+        experts = models.Experts(
+            **read_experts(config, _NUM_EXPERTS, 2),
+            intermediate_dim=arguments["intermediate_dim"],
+            shared_dim=inner,
+        )
     rotary = config.fields.get("position_embedding_type") == "rope"
     return {
         **arguments,
-        "intermediate_dim": config.integer("shared_intermediate_size", _INNER),
+        "intermediate_dim": inner,
+        "experts": experts,
         "activation": config.activation("hidden_act", "silu"),
         "attends": _attends(config, arguments["num_layers"]),
         **_mamba_arguments(config, config.integer("mamba_expand", 2) * arguments["dim"]),
@@ -153,6 +169,26 @@ def _arguments(config: Config, named: Named) -> Arguments:
         "rotary": rotary,
         **(read_rope(config) if rotary else {}),
         **{name: config.number(name, 1.0) for name in FACTORS},
+    }
+
+
+def _expert_fields(model: models.Model) -> Fields:
+    width = model.arguments["intermediate_dim"]
+    if experts_of(model) is None:
+        return {
+            "shared_intermediate_size": width, "num_local_experts": 0, "num_experts_per_tok": 0,
+        }  # fmt: skip
+    experts = check_experts(model, "granitemoehybrid", ["shared_dim"])
+    if experts.shared_dim is None:
+        raise ValueError(
+            f"{model.name}: experts must have a shared_dim to be saved as granitemoehybrid, got "
+            "None"
+        )
+    return {
+        "intermediate_size": expert_width(model),
+        "shared_intermediate_size": experts.shared_dim,
+        "num_local_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
     }
 
 
@@ -167,9 +203,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     attends = each_flag("attends", given["attends"], given["num_layers"], _INTERVAL)
     return {
         **llama.shared_fields(model, architecture),
-        "shared_intermediate_size": given["intermediate_dim"],
-        "num_local_experts": 0,
-        "num_experts_per_tok": 0,
+        **_expert_fields(model),
         "hidden_act": activation_name(given["activation"]),
         "layer_types": ["attention" if x else "mamba" for x in attends],
         **_mamba_fields(model),
@@ -188,7 +222,7 @@ GRANITE4 = Family(
     arguments=_arguments,
     fields=_fields,
     architectures=architectures(None, "GraniteMoeHybridForCausalLM", "GraniteMoeHybridModel"),
-    names=llama.NAMES,
+    names=replace(llama.NAMES, stacked=STACKED),
     base="GraniteMoeHybridModel",
     aliases={"layers_block_type": "layer_types"},
 )

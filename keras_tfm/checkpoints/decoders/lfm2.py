@@ -13,6 +13,14 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     check_heads,
     read_attends,
 )
+from keras_tfm.checkpoints.decoders.experts import (
+    blocks_with_experts,
+    check_experts,
+    expert_rows,
+    expert_width,
+    experts_of,
+    read_experts,
+)
 from keras_tfm.checkpoints.decoders.rope import (
     read_rope,
     read_rope_by_layer_type,
@@ -36,6 +44,7 @@ _LFM3_DEFAULTS: Arguments = {
     "intermediate_size": 7680, "num_key_value_heads": 4, "head_dim": 128,
     "max_position_embeddings": 128000, "tie_word_embeddings": True,
 }  # fmt: skip
+_MOE_DEFAULTS: Arguments = {**_DEFAULTS, "hidden_size": 2048, "intermediate_size": 7168}
 _CONVOLUTION, _THETA, _WINDOW = "conv", 1000000.0, 256
 _LFM3_IDS = {"bos_token_id": 124894, "eos_token_id": 124900}
 _LFM3_ROPE = {
@@ -76,6 +85,8 @@ def _table(model: models.Model, is_third: bool) -> tuple[Row, ...]:
         *dense(f"{mixer}/output_projection", f"{convolution}.out_proj"),
         *dense(f"{path}/feed_forward/inner", f"{forward}.w1", f"{forward}.w3", bias=False),
         *dense(f"{path}/feed_forward/outer", f"{forward}.w2", bias=False),
+        *expert_rows(forward, ("w1", "w3"), "w2"),
+        Row(f"{path}/feed_forward/selection_bias", (f"{forward}.expert_bias",)),
         *(row for x, name in norms.items() for row in rms_norm(x, name)),
         *dense("output", "lm_head", bias=False, head=True),
     )  # fmt: skip
@@ -131,7 +142,15 @@ def _blocks(config: Config, num_layers: int) -> Arguments:
 
 def _arguments(config: Config, named: Named) -> Arguments:
     config.rename(_OLDER)
-    arguments = llama.shared_arguments(config, named, _DEFAULTS)
+    arguments = _shared_arguments(config, named, _DEFAULTS)
+    intermediate_dim = _intermediate_dim(config, arguments["intermediate_dim"])
+    attends = _attends(config, arguments["num_layers"])
+    return {**arguments, "intermediate_dim": intermediate_dim, "attends": attends}
+
+
+def _shared_arguments(config: Config, named: Named, defaults: Arguments) -> Arguments:
+    """The arguments of LFM2, with and without experts."""
+    arguments = llama.shared_arguments(config, named, defaults)
     for name in ("attention_bias", "attention_dropout"):  # which transformers does not read
         del arguments[name]
     head_dim = arguments["dim"] // arguments["num_heads"]
@@ -139,12 +158,30 @@ def _arguments(config: Config, named: Named) -> Arguments:
         config.refuse("head_dim", config.fields["head_dim"], f"hidden_size / heads ({head_dim})")
     return {
         **arguments,
-        "intermediate_dim": _intermediate_dim(config, arguments["intermediate_dim"]),
-        "attends": _attends(config, arguments["num_layers"]),
         "kernel_size": config.integer("conv_L_cache", 3, minimum=2),
         "convolution_bias": config.flag("conv_bias", False),
         "rms_norm_epsilon": config.number("norm_eps", 1e-5),
         **read_rope(config, _THETA),
+    }
+
+
+def _moe_arguments(config: Config, named: Named) -> Arguments:
+    config.rename({"tie_embedding": "tie_word_embeddings"})
+    arguments = _shared_arguments(config, named, _MOE_DEFAULTS)
+    blocks = arguments["num_layers"]
+    dense_blocks = config.integer("num_dense_layers", 2, minimum=0)
+    return {
+        **arguments,
+        "attends": read_attends(config, blocks, _CONVOLUTION, [FULL] * blocks),
+        "experts": models.Experts(
+            **read_experts(config, 32, 4, "num_experts"),
+            intermediate_dim=config.integer("moe_intermediate_size", 1792),
+            blocks=[i >= dense_blocks for i in range(blocks)],
+            scores="sigmoid",
+            normalize=config.flag("norm_topk_prob", True),
+            scale=config.number("routed_scaling_factor", 1.0),
+            selection_bias=config.flag("use_expert_bias", True),
+        ),
     }
 
 
@@ -185,16 +222,40 @@ def _attends_of(model: models.Model) -> list[bool]:
 
 
 def _fields(model: models.Model, architecture: str) -> Fields:
-    check_heads(model, "lfm2")
-    attends, shared = _attends_of(model), _shared_fields(model, architecture)
+    fields = _second_fields(model, architecture, "lfm2")
+    attends = [i for i, x in enumerate(_attends_of(model)) if x]
+    return {**fields, "block_auto_adjust_ff_dim": False, "full_attn_idxs": attends}
+
+
+def _second_fields(model: models.Model, architecture: str, kind: str) -> Fields:
+    """The fields of LFM2, with and without experts."""
+    check_heads(model, kind)
+    shared = _shared_fields(model, architecture)
     for name in ("attention_bias", "attention_dropout", "head_dim"):
         del shared[name]
+    kinds = [FULL if x else _CONVOLUTION for x in _attends_of(model)]
+    return {**shared, **rope_fields(model), "layer_types": kinds}
+
+
+def _moe_fields(model: models.Model, architecture: str) -> Fields:
+    saved = ("normalize", "scale", "selection_bias", "blocks")
+    experts = check_experts(model, "lfm2_moe", saved, scores="sigmoid")
+    blocks = blocks_with_experts(model)
+    first = blocks.index(True) if any(blocks) else len(blocks)
+    if not all(blocks[first:]):
+        raise ValueError(
+            f"{model.name}: the blocks with experts must be the last ones to be saved as lfm2_moe, "
+            f"got {blocks}"
+        )
     return {
-        **shared,
-        **rope_fields(model),
-        "block_auto_adjust_ff_dim": False,
-        "layer_types": [FULL if x else _CONVOLUTION for x in attends],
-        "full_attn_idxs": [i for i, x in enumerate(attends) if x],
+        **_second_fields(model, architecture, "lfm2_moe"),
+        "num_dense_layers": first,
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "moe_intermediate_size": expert_width(model),
+        "norm_topk_prob": experts.normalize,
+        "routed_scaling_factor": experts.scale,
+        "use_expert_bias": experts.selection_bias,
     }
 
 
@@ -235,6 +296,17 @@ def _is_third(model: models.Model) -> bool:
     return any(given.get(x) for x in flags) or given.get("head_dim") not in (None, head_dim)
 
 
+LFM2_MOE = Family(
+    model_type="lfm2_moe",
+    builder=models.lfm2,
+    table=partial(_table, is_third=False),
+    arguments=_moe_arguments,
+    fields=_moe_fields,
+    architectures=architectures(None, "Lfm2MoeForCausalLM", "Lfm2MoeModel"),
+    is_of=lambda model: experts_of(model) is not None and not _is_third(model),
+    names=llama.NAMES,
+    base="Lfm2MoeModel",
+)
 LFM3 = Family(
     model_type="lfm3",
     builder=models.lfm2,

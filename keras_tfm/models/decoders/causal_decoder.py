@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ from keras import ops
 
 from keras_tfm.layers import (
     FeedForward,
+    MixtureOfExperts,
     MultiHeadSelfAttention,
     OutputBias,
     Residual,
@@ -20,6 +22,7 @@ from keras_tfm.layers import (
 )
 from keras_tfm.layers.recurrent.token_mixer import TokenMixer
 from keras_tfm.layers.types import Activation, DType, Tensor
+from keras_tfm.models.decoders.experts import Experts
 from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
 
@@ -155,6 +158,7 @@ class RotaryDecoder(CausalDecoder):
     gated: bool = True
     gate_scale: float = 1.0
     causal: bool = True
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         if not self.causal and self.pad_id is None:
@@ -175,7 +179,7 @@ class RotaryDecoder(CausalDecoder):
 
     def block(
         self,
-        name: str,
+        i: int,
         window: int | None,
         position: RotaryEmbedding | None,
         residual: Residual | dict[str, Residual],
@@ -185,10 +189,10 @@ class RotaryDecoder(CausalDecoder):
         mixer: TokenMixer | None = None,
         **attention: Any,
     ) -> TransformerDecoderBlock:
-        """One block.
+        """Block i.
 
         Args:
-            name: str, name of the block.
+            i: int, number of the block.
             window: int, attend only to positions less than that far away. None: no window.
             position: the rotary positions. None: no positions.
             residual: the residual connection of each sublayer.
@@ -211,22 +215,54 @@ class RotaryDecoder(CausalDecoder):
             name="self_attention",
             **attention,
         )
-        feed_forward = FeedForward(
-            intermediate_dim or self.intermediate_dim,
+        return TransformerDecoderBlock(
+            self_attention=self_attention,
+            cross_attention=False,
+            feed_forward=self._feed_forward(i, intermediate_dim or self.intermediate_dim),
+            causal=self.causal,
+            residual=residual,
+            dtype=self.dtype,
+            name=f"decoder_{i}",
+        )
+
+    def _feed_forward(self, i: int, intermediate_dim: int) -> FeedForward | MixtureOfExperts:
+        """The feed-forward network of block i, or its experts."""
+        experts = self.experts
+        if experts is None or not self.has_experts[i]:
+            return self._network("feed_forward", intermediate_dim)
+        shared = None
+        if experts.shared_dim is not None:
+            shared = self._network("shared_expert", experts.shared_dim)
+        return MixtureOfExperts(
+            self._network("expert", experts.intermediate_dim or intermediate_dim),
+            experts.num_experts,
+            experts.top_k,
+            shared=shared,
+            shared_gate=experts.shared_gate,
+            scores=experts.scores,
+            normalize=experts.normalize,
+            scale=experts.scale,
+            selection_bias=experts.selection_bias,
+            balance=experts.balance,
+            kernel_initializer=initializer(),
+            dtype=self.dtype,
+            name="feed_forward",
+        )
+
+    @cached_property
+    def has_experts(self) -> list[bool]:
+        """Whether each block has experts."""
+        blocks = self.experts.blocks if self.experts else None
+        return each_flag("experts.blocks", blocks, self.num_layers, interval=1)
+
+    def _network(self, name: str, intermediate_dim: int) -> FeedForward:
+        return FeedForward(
+            intermediate_dim,
             activation=self.activation,
             gated=self.gated,
             use_bias=self.feed_forward_bias,
             gate_scale=self.gate_scale,
             kernel_initializer=initializer(),
-            dtype=self.dtype,
-            name="feed_forward",
-        )
-        return TransformerDecoderBlock(
-            self_attention=self_attention,
-            cross_attention=False,
-            feed_forward=feed_forward,
-            causal=self.causal,
-            residual=residual,
             dtype=self.dtype,
             name=name,
         )

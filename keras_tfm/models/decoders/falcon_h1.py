@@ -233,6 +233,6 @@ def falcon_h1(
                 input_norm=parts.norm("norm"), output_scale=output_scale, dtype=dtype
             ),
         }
-        return parts.block(f"decoder_{i}", None, None, residual, mixer=mixer)
+        return parts.block(i, None, None, residual, mixer=mixer)
 
     return parts.build(block, norm=parts.norm("decoder_norm"))

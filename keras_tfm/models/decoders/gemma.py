@@ -143,7 +143,7 @@ def gemma(
             dtype=dtype,
         )
         return parts.block(
-            f"decoder_{i}",
+            i,
             window,
             RotaryEmbedding(theta, scaling=scaling, dtype=dtype),
             residual,

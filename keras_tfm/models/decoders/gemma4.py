@@ -274,7 +274,7 @@ def gemma4(
             input_norm=parts.norm("norm"), output_norm=parts.norm("output_norm"), dtype=dtype
         )
         position = RotaryEmbedding(theta, scaling=scaling, dtype=dtype)
-        return parts.block(f"decoder_{i}", window, position, residual, scale=1.0, **options)
+        return parts.block(i, window, position, residual, scale=1.0, **options)
 
     def stack(tokens: Tensor, x: Tensor, blocks: list[keras.layers.Layer]) -> Tensor:
         inputs: tuple[Tensor, ...] = ()

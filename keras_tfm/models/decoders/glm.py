@@ -81,6 +81,6 @@ def glm(
         )
         output_norm = parts.norm("output_norm") if post_norm else None
         residual = Residual(input_norm=parts.norm("norm"), output_norm=output_norm, dtype=dtype)
-        return parts.block(f"decoder_{i}", window, position, residual)
+        return parts.block(i, window, position, residual)
 
     return parts.build(block, norm=parts.norm("decoder_norm"))

@@ -5,6 +5,7 @@ from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
+from keras_tfm.models.decoders.experts import Experts
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
@@ -37,6 +38,7 @@ def granite(
     residual_multiplier: float = 1.0,
     logits_scaling: float = 1.0,
     attention_bias: bool = False,
+    experts: Experts | None = None,
     feed_forward_bias: bool = False,
     attention_dropout: float = 0.0,
     tie_output: bool = False,
@@ -77,7 +79,7 @@ def granite(
         intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
         head_dim=head_dim, activation=activation, rms_norm_epsilon=rms_norm_epsilon,
         attention_bias=attention_bias, feed_forward_bias=feed_forward_bias,
-        attention_dropout=attention_dropout, tie_output=tie_output, pad_id=pad_id,
+        attention_dropout=attention_dropout, experts=experts, tie_output=tie_output, pad_id=pad_id,
         scale_embedding=embedding_multiplier, logits_scaling=logits_scaling, name=name, dtype=dtype,
     )  # fmt: skip
 
@@ -85,6 +87,6 @@ def granite(
         position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
         norm = parts.norm("norm")
         residual = Residual(input_norm=norm, output_scale=residual_multiplier, dtype=dtype)
-        return parts.block(f"decoder_{i}", window, position, residual, scale=attention_multiplier)
+        return parts.block(i, window, position, residual, scale=attention_multiplier)
 
     return parts.build(block, norm=parts.norm("decoder_norm"))

@@ -7,6 +7,7 @@ from keras_tfm.layers import Mamba2, Residual, RotaryEmbedding, TransformerDecod
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, each_flag, initializer
+from keras_tfm.models.decoders.experts import Experts
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
@@ -58,6 +59,7 @@ def granite4(
     mamba_bias: bool = False,
     convolution_bias: bool = True,
     time_step_limit: Sequence[float] | None = None,
+    experts: Experts | None = None,
     attention_dropout: float = 0.0,
     tie_output: bool = False,
     max_length: int = 2048,
@@ -115,9 +117,9 @@ def granite4(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
         intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
         head_dim=head_dim, activation=activation, rms_norm_epsilon=rms_norm_epsilon,
-        attention_bias=attention_bias, attention_dropout=attention_dropout, tie_output=tie_output,
-        pad_id=pad_id, scale_embedding=embedding_multiplier, logits_scaling=logits_scaling,
-        name=name, dtype=dtype,
+        attention_bias=attention_bias, attention_dropout=attention_dropout, experts=experts,
+        tie_output=tie_output, pad_id=pad_id, scale_embedding=embedding_multiplier,
+        logits_scaling=logits_scaling, name=name, dtype=dtype,
     )  # fmt: skip
     attending = each_flag("attends", attends, num_layers, interval=10)
 
@@ -129,14 +131,12 @@ def granite4(
             position = None
             if rotary:
                 position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
-            return parts.block(
-                f"decoder_{i}", window, position, residual, scale=attention_multiplier
-            )
+            return parts.block(i, window, position, residual, scale=attention_multiplier)
         mixer = Mamba2(
             mamba_heads, mamba_head_dim, state_dim, num_groups, kernel_size, activation,
             rms_norm_epsilon, mamba_bias, convolution_bias, time_step_limit,
             kernel_initializer=initializer(), dtype=dtype, name="mamba2",
         )  # fmt: skip
-        return parts.block(f"decoder_{i}", None, None, residual, mixer=mixer)
+        return parts.block(i, None, None, residual, mixer=mixer)
 
     return parts.build(block, norm=parts.norm("decoder_norm"))

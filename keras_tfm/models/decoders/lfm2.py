@@ -13,6 +13,7 @@ from keras_tfm.layers import (
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, each_flag, initializer
+from keras_tfm.models.decoders.experts import Experts
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
@@ -64,6 +65,7 @@ def lfm2(
     rope_scaling: RotaryScaling | None = None,
     local_rope_theta: float | None = None,
     attention_bias: bool = False,
+    experts: Experts | None = None,
     attention_dropout: float = 0.0,
     tie_output: bool = True,
     max_length: int = 128000,
@@ -111,7 +113,7 @@ def lfm2(
         intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
         head_dim=head_dim, activation="silu", rms_norm_epsilon=rms_norm_epsilon, windows=windows,
         attention_bias=_ATTENTION if attention_bias else False, attention_dropout=attention_dropout,
-        tie_output=tie_output, pad_id=pad_id, name=name, dtype=dtype,
+        experts=experts, tie_output=tie_output, pad_id=pad_id, name=name, dtype=dtype,
     )  # fmt: skip
     attending = each_flag("attends", attends, num_layers, interval=3)
 
@@ -129,11 +131,11 @@ def lfm2(
             options: Arguments = parts.head_norms()
             if attention_gate:
                 options["gate"] = "head"
-            return parts.block(f"decoder_{i}", window, position, residual, **options)
+            return parts.block(i, window, position, residual, **options)
         mixer = ShortConvolution(
             kernel_size, convolution_bias, kernel_initializer=initializer(), dtype=dtype,
             name="short_convolution",
         )  # fmt: skip
-        return parts.block(f"decoder_{i}", None, None, residual, mixer=mixer)
+        return parts.block(i, None, None, residual, mixer=mixer)
 
     return parts.build(block, norm=parts.norm("decoder_norm"))

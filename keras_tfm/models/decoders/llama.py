@@ -6,6 +6,7 @@ from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock,
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
+from keras_tfm.models.decoders.experts import Experts
 from keras_tfm.models.identity import builder, check_model_type
 from keras_tfm.models.model import Model
 
@@ -86,6 +87,7 @@ def llama(
     gated: bool = True,
     query_key_norm: bool = False,
     rotate_first: bool = False,
+    experts: Experts | None = None,
     attention_dropout: float = 0.0,
     causal: bool = True,
     classifier_activation: Activation | None = None,
@@ -137,8 +139,8 @@ def llama(
         intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
         head_dim=head_dim, activation=activation, rms_norm_epsilon=rms_norm_epsilon,
         windows=windows, attention_bias=attention_bias, feed_forward_bias=feed_forward_bias,
-        attention_dropout=attention_dropout, causal=causal, gated=gated, tie_output=tie_output,
-        pad_id=pad_id, name=name, dtype=dtype,
+        attention_dropout=attention_dropout, causal=causal, gated=gated, experts=experts,
+        tie_output=tie_output, pad_id=pad_id, name=name, dtype=dtype,
     )  # fmt: skip
 
     def block(i: int, window: int | None) -> TransformerDecoderBlock:
@@ -148,8 +150,6 @@ def llama(
         )  # fmt: skip
         residual = Residual(input_norm=parts.norm("norm"), dtype=dtype)
         norms = parts.head_norms() if query_key_norm else {}
-        return parts.block(
-            f"decoder_{i}", window, position, residual, rotate_first=rotate_first, **norms
-        )
+        return parts.block(i, window, position, residual, rotate_first=rotate_first, **norms)
 
     return parts.build(block, norm=parts.norm("decoder_norm"))

@@ -118,6 +118,6 @@ def olmo2(
             position = RotaryEmbedding(theta, scaling=scaling, dtype=dtype)
         residual = Residual(output_norm=parts.norm("norm"), dtype=dtype)
         norms = parts.head_norms(axis=-1 if head_norm else (-2, -1))
-        return parts.block(f"decoder_{i}", window, position, residual, **norms)
+        return parts.block(i, window, position, residual, **norms)
 
     return parts.build(block, norm=parts.norm("decoder_norm"))

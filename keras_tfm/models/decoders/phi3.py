@@ -93,6 +93,6 @@ def phi3(
     def block(i: int, window: int | None) -> TransformerDecoderBlock:
         position = RotaryEmbedding(rope_theta, rotary_dim=rotary_dim, scaling=scaling, dtype=dtype)
         residual = Residual(input_norm=parts.norm("norm"), dropout=dropout, dtype=dtype)
-        return parts.block(f"decoder_{i}", window, position, residual)
+        return parts.block(i, window, position, residual)
 
     return parts.build(block, norm=parts.norm("decoder_norm"))

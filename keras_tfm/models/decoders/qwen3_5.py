@@ -113,11 +113,11 @@ def qwen3_5(
                 rope_theta, rotary_dim=rotary_dim, scaling=rope_scaling, dtype=dtype
             )
             attention: Any = {**parts.head_norms(), "gate": "query"}
-            return parts.block(f"decoder_{i}", window, position, residual, **attention)
+            return parts.block(i, window, position, residual, **attention)
         mixer = GatedDeltaNet(
             delta_heads, delta_head_dim, delta_value_dim, delta_key_heads, kernel_size, activation,
             rms_norm_epsilon, kernel_initializer=initializer(), dtype=dtype, name="gated_delta_net",
         )  # fmt: skip
-        return parts.block(f"decoder_{i}", None, None, residual, mixer=mixer)
+        return parts.block(i, None, None, residual, mixer=mixer)
 
     return parts.build(block, norm=parts.norm("decoder_norm"))

@@ -81,7 +81,7 @@ def smollm3(
         if rotates[i]:
             position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
         residual = Residual(input_norm=parts.norm("norm"), dtype=dtype)
-        return parts.block(f"decoder_{i}", window, position, residual)
+        return parts.block(i, window, position, residual)
 
     return parts.build(block, norm=parts.norm("decoder_norm"))
 

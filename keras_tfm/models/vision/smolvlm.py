@@ -160,7 +160,7 @@ def smolvlm(
     def block(i: int, window: int | None) -> keras.layers.Layer:
         position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
         residual = Residual(input_norm=decoder.norm("norm"), dtype=dtype)
-        return decoder.block(f"decoder_{i}", window, position, residual)
+        return decoder.block(i, window, position, residual)
 
     def stack(tokens: Tensor, x: Tensor, blocks: list[keras.layers.Layer]) -> Tensor:
         group = None if num_images is None else length
