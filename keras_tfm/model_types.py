@@ -271,7 +271,8 @@ MODEL_TYPES = (
         "llama", "Llama, SmolLM", "decoders.llama:LLAMA", "llama", "decoder",
         vocabularies={
             "": 32000, "smollm2": 49152, "qwen": 151936, "llama3": 128256, "llama-3": 128256,
-            "mistral": 32768, "ernie": 103424, "ministral3": 131072, "eurobert": 128256,
+            "mistral": 32768, "mixtral": 32000, "ernie": 103424, "ministral3": 131072,
+            "eurobert": 128256,
         },
         tokenizer="LlamaTokenizer",
     ),
@@ -324,7 +325,7 @@ MODEL_TYPES = (
     ),
     ModelType(
         "granite", "Granite", "decoders.granite:GRANITE", "granite", "decoder",
-        vocabularies={"": 49159},
+        vocabularies={"": 49159, "3.0": 49155},
     ),
     ModelType(
         "granitemoehybrid", "Granite 4.0 (dense, hybrid, MoE)", "decoders.granite4:GRANITE4",

@@ -34,7 +34,8 @@ class MixtureOfExperts(RematerializedLayer):
     step of generation, in Keras and in a file, runs only the experts that its tokens chose.
 
     Args:
-        expert: layer (..., T, D) -> (..., T, D) such as `FeedForward`, copied for each expert.
+        expert: layer (..., T, D) -> (..., T, D) such as `FeedForward`, copied for each expert with
+            the dtype policy of the mixture.
         num_experts: int, number of experts (E).
         top_k: int, number of experts that each token is given to.
         shared: layer (..., T, D) -> (..., T, D) whose output for each token is added to that of its
@@ -121,8 +122,8 @@ class MixtureOfExperts(RematerializedLayer):
             self.bias = self.add_weight(
                 name="selection_bias", shape=(self.num_experts,), trainable=False, dtype="float32"
             )
-        self.experts = [_layer(self._expert, f"expert_{i}") for i in range(self.num_experts)]
-        self.shared = None if self._shared is None else _layer(self._shared, "shared_expert")
+        self.experts = [self._part(self._expert, f"expert_{i}") for i in range(self.num_experts)]
+        self.shared = None if self._shared is None else self._part(self._shared, "shared_expert")
         for part in self.experts if self.shared is None else [*self.experts, self.shared]:
             part.build(x_shape)
             if tuple(part.compute_output_shape(x_shape)) != tuple(x_shape):
@@ -134,6 +135,11 @@ class MixtureOfExperts(RematerializedLayer):
             self.gate = self._dense("shared_gate", 1, use_bias=False, bias_initializer="zeros")
             self.gate.build(x_shape)
         self.built = True
+
+    def _part(self, config: Config, name: str) -> keras.Layer:
+        dtype = keras.saving.serialize_keras_object(self.dtype_policy)
+        named = {**config, "config": {**config["config"], "name": name, "dtype": dtype}}
+        return keras.saving.deserialize_keras_object(named)
 
     def call(self, x: Tensor, training: bool | None = None) -> Tensor:
         """(..., T, D) -> (..., T, D)."""
@@ -167,7 +173,7 @@ class MixtureOfExperts(RematerializedLayer):
         """The weight of each expert, 0 for those that a token is not given to: (..., T, E)."""
         logits = ops.cast(self.router(x), "float32")
         scores = ops.softmax(logits) if self.scores == "softmax" else ops.sigmoid(logits)
-        ranked = scores + self.bias if self.selection_bias else scores
+        ranked = scores + ops.cast(self.bias, "float32") if self.selection_bias else scores
         _, indices = ops.top_k(ranked, self.top_k)
         chosen = ops.sum(ops.one_hot(indices, self.num_experts, dtype="float32"), axis=-2)
         weights = scores * chosen
@@ -199,8 +205,3 @@ def _configuration(name: str, part: keras.Layer | Config) -> Config:
     if config is None:
         raise TypeError(f"{name} must be a layer such as FeedForward(64), got {part!r}")
     return config
-
-
-def _layer(config: Config, name: str) -> keras.Layer:
-    named = {**config, "config": {**config["config"], "name": name}}
-    return keras.saving.deserialize_keras_object(named)

@@ -28,6 +28,8 @@ OWN = {
     "siglip": {"image_size"}, "siglip_vision_model": {"image_size"},
     # Without it, transformers makes a Llama of 7 billion parameters.
     "idefics3": {"text_config"}, "smolvlm": {"text_config"},
+    # Its older name, beside which transformers does not read it.
+    "qwen3_moe": {"num_experts"},
 }  # fmt: skip
 # Parts of a configuration by other names than those that end in "_config".
 PARTS = ("encoder", "decoder")

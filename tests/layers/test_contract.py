@@ -36,6 +36,7 @@ from keras_tfm.layers import (
     LayerNormalization,
     LogMelSpectrogram,
     Mamba2,
+    MixtureOfExperts,
     MSABlock,
     MSAColumnAttention,
     MSAGlobalAttention,
@@ -412,6 +413,24 @@ CASES = {
     "FeedForward": Case(
         FeedForward,
         {"intermediate_dim": F, "activation": "gelu", "dropout": 0.3, **PROJECTIONS},
+        (X,),
+    ),
+    # Both experts: of one that no token chose, the gradients are zeros.
+    "MixtureOfExperts": Case(
+        MixtureOfExperts,
+        {
+            "expert": serialize_part(FeedForward(F, "gelu", gated=True, **PROJECTIONS)),
+            "num_experts": 2,
+            "top_k": 2,
+            "shared": serialize_part(FeedForward(5, **PROJECTIONS)),
+            "shared_gate": True,
+            "scores": "sigmoid",
+            "normalize": False,
+            "scale": 1.5,
+            "selection_bias": True,
+            "balance": 0.1,
+            "kernel_initializer": GLOROT,
+        },
         (X,),
     ),
     "ShortConvolution": Case(

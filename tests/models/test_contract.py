@@ -376,7 +376,8 @@ def test_a_step_of_training_changes_every_weight(case):
         (answers,) = answers.values()
     assert np.all(np.isfinite(model.train_on_batch(inputs, answers)))
     unchanged = [x.path for x in model.trainable_weights if np.all(to_numpy(x) == before[x.path])]
-    assert not unchanged
+    # An expert that no token chose has no gradient; tests/layers has those of the others.
+    assert not [path for path in unchanged if "/expert_" not in path]
 
 
 @tensorflow_only

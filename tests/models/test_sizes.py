@@ -22,7 +22,7 @@ PAPERS = {
     ("t5", "base"): 0.22, ("t5", "3b"): 2.8, ("t5", "11b"): 11,
     ("bert", "base"): 0.110, ("bert", "large"): 0.340,
     ("vision_encoder_decoder", "small"): 0.062, ("vision_encoder_decoder", "base"): 0.334,
-    ("vision_encoder_decoder", "large"): 0.558,
+    ("vision_encoder_decoder", "large"): 0.558, ("lfm2", "8b-a1b"): 8.3,
 }  # fmt: skip
 # Some take seconds each; by default these, of which one is compared with its paper.
 FAST = {"bert-tiny", "bert-base", "t5-umt5-small"}

@@ -306,6 +306,7 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
         "4b": (32, 2560, 16, 4, 9216, 32), "9b": (32, 4096, 16, 4, 12288, 32),
     }  # fmt: skip
     granite4 = {"h-350m": (32, 768, 12, 4, 2048, 48), "h-micro": (40, 2048, 32, 8, 8192, 64)}
+    granite4["h-tiny"] = (40, 1536, 12, 4, 1024, 48)
     counts: dict[str, dict[str, dict]] = {
         "bert": {}, "gpt": {}, "gemma": {}, "t5": {}, "m2m_100": {}, "t5gemma2": {},
         "smolvlm": {}, "lfm2": {}, "qwen3_5": {}, "granite4": {}, "nomic_bert": {},
@@ -470,6 +471,13 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
                 num_hidden_layers=16, full_attn_idxs=[2, 5, 8, 10, 12, 14],
             )  # fmt: skip
             counts["lfm2"][size] = counted(transformers.Lfm2ForCausalLM(config), 65536)
+        config = transformers.Lfm2MoeConfig(
+            num_hidden_layers=24, num_attention_heads=32,
+            layer_types=[
+                "full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)
+            ],
+        )  # fmt: skip
+        counts["lfm2"]["8b-a1b"] = counted(transformers.Lfm2MoeForCausalLM(config), 65536)
         lfm3 = transformers.Lfm3ForCausalLM(transformers.Lfm3Config())
         counts["lfm2"]["lfm3-1.7b"] = counted(lfm3, 128000)
         for size, (layers, dim, heads, groups, inner, values) in qwen3_5.items():
@@ -481,9 +489,11 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
             counts["qwen3_5"][size] = counted(transformers.Qwen3_5ForCausalLM(config), 248320)
         for size, (layers, dim, heads, groups, inner, mamba_heads) in granite4.items():
             attends = (10, 13, 17, 27) if size == "h-350m" else (5, 15, 25, 35)
+            experts = 64 if size == "h-tiny" else 0
             config = transformers.GraniteMoeHybridConfig(
                 hidden_size=dim, num_hidden_layers=layers, num_attention_heads=heads,
-                num_key_value_heads=groups, shared_intermediate_size=inner, num_local_experts=0,
+                num_key_value_heads=groups, shared_intermediate_size=inner, num_local_experts=experts,
+                intermediate_size=512, num_experts_per_tok=6 if experts else 0,
                 mamba_n_heads=mamba_heads, mamba_d_state=128, vocab_size=100352,
                 layer_types=["attention" if i in attends else "mamba" for i in range(layers)],
                 tie_word_embeddings=True,
@@ -505,6 +515,8 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
 
 def counted(model: torch.nn.Module, vocabulary: int, own_output: bool = False) -> dict[str, int]:
     total = sum(x.numel() for x in model.parameters())  # a shared one once
+    biases = (x for name, x in model.named_buffers() if name.endswith("expert_bias"))
+    total += sum(x.numel() for x in biases)
     if own_output:
         total += model.lm_head.weight.numel()
     print(type(model).__name__, f"{total:,}")

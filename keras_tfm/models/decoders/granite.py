@@ -1,4 +1,4 @@
-"""Granite 3 (https://github.com/ibm-granite/granite-3.1-language-models)."""
+"""Granite 3, dense and with experts (https://github.com/ibm-granite/granite-3.1-language-models)."""
 
 from keras_tfm.arguments import check_positive
 from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
@@ -16,6 +16,12 @@ SIZES: dict[str, Arguments] = {
         "intermediate_dim": 8192, "rms_norm_epsilon": 1e-5, "rope_theta": 1e7, "tie_output": True,
         "embedding_multiplier": 12.0, "attention_multiplier": 0.015625,
         "residual_multiplier": 0.22, "logits_scaling": 8.0, "max_length": 131072,
+    },
+    "3.0-1b-a400m": {
+        "dim": 1024, "num_layers": 24, "num_heads": 16, "num_key_value_heads": 8,
+        "intermediate_dim": 512, "experts": Experts(num_experts=32, top_k=8), "tie_output": True,
+        "embedding_multiplier": 12.0, "attention_multiplier": 0.015625,
+        "residual_multiplier": 0.22, "logits_scaling": 6.0, "max_length": 4096,
     },
 }  # fmt: skip
 

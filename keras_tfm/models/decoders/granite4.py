@@ -1,4 +1,4 @@
-"""Granite 4.0, dense and hybrid (https://github.com/ibm-granite/granite-4.0-language-models)."""
+"""Granite 4.0: dense, hybrid, and with experts (https://github.com/ibm-granite/granite-4.0-language-models)."""
 
 from collections.abc import Sequence
 
@@ -27,6 +27,15 @@ SIZES: dict[str, Arguments] = {
         "mamba_heads": 64, "mamba_head_dim": 64, "state_dim": 128, "rms_norm_epsilon": 1e-5,
         "tie_output": True, "embedding_multiplier": 12.0, "attention_multiplier": 0.015625,
         "residual_multiplier": 0.22, "logits_scaling": 8.0, "max_length": 131072,
+    },
+    "h-tiny": {
+        "dim": 1536, "num_layers": 40, "num_heads": 12, "num_key_value_heads": 4,
+        "intermediate_dim": 1024,
+        "experts": Experts(num_experts=64, top_k=6, intermediate_dim=512, shared_dim=1024),
+        "attends": [i in (5, 15, 25, 35) for i in range(40)],
+        "mamba_heads": 48, "mamba_head_dim": 64, "state_dim": 128, "rms_norm_epsilon": 1e-5,
+        "tie_output": True, "embedding_multiplier": 12.0, "attention_multiplier": 0.0078125,
+        "residual_multiplier": 0.22, "logits_scaling": 6.0, "max_length": 131072,
     },
 }  # fmt: skip
 
@@ -72,7 +81,8 @@ def granite4(
     Granite's blocks, see `granite`, of which most have the state space of Mamba-2 in place of
     attention, see `layers.Mamba2`: its state does not grow with the tokens. Attention has no
     positions: their order comes from the state spaces. With attention in every block and rotary
-    positions, these are the dense models. There are no sparse experts.
+    positions, these are the dense models. Those with experts have one of every token, too, the
+    `shared_dim` of `experts`.
 
     Args:
         attends: list of bool, whether each block has attention; the others have a state space.

@@ -1,4 +1,4 @@
-"""LFM2 and LFM2.5 (arXiv:2511.23404), and LFM3."""
+"""LFM2, dense and with experts, and LFM2.5 (arXiv:2511.23404), and LFM3."""
 
 from collections.abc import Sequence
 
@@ -34,6 +34,15 @@ SIZES: dict[str, Arguments] = {
     "1.2b": {
         "dim": 2048, "num_layers": 16, "num_heads": 32, "num_key_value_heads": 8,
         "intermediate_dim": 8192, "attends": _ATTENDS, "max_length": 128000,
+    },
+    "8b-a1b": {
+        "dim": 2048, "num_layers": 24, "num_heads": 32, "num_key_value_heads": 8,
+        "intermediate_dim": 7168, "attends": [i in (2, 6, 10, 14, 18, 21) for i in range(24)],
+        "experts": Experts(
+            num_experts=32, top_k=4, intermediate_dim=1792, blocks=[i > 1 for i in range(24)],
+            scores="sigmoid", selection_bias=True,
+        ),
+        "max_length": 128000,
     },
     "lfm3-1.7b": {
         "dim": 2048, "num_layers": 24, "num_heads": 16, "num_key_value_heads": 4, "head_dim": 128,

@@ -52,6 +52,16 @@ SIZES: dict[str, Arguments] = {
         "dim": 4096, "num_layers": 32, "num_heads": 32, "num_key_value_heads": 8,
         "intermediate_dim": 14336, "windows": 4096, "max_length": 32768,
     },
+    "mixtral-8x7b": {
+        "dim": 4096, "num_layers": 32, "num_heads": 32, "num_key_value_heads": 8,
+        "intermediate_dim": 14336, "rope_theta": 1e6, "experts": Experts(num_experts=8, top_k=2),
+        "max_length": 32768,
+    },
+    "qwen3-30b-a3b": {
+        "dim": 2048, "num_layers": 48, "num_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+        "intermediate_dim": 768, "rope_theta": 1e6, "rms_norm_epsilon": 1e-6,
+        "query_key_norm": True, "experts": Experts(num_experts=128, top_k=8), "max_length": 40960,
+    },
     "eurobert-210m": {
         "dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072, **_EUROBERT,
     },
@@ -104,7 +114,8 @@ def llama(
     Mistral adds sliding windows, which Ministral has in some blocks, Qwen2 biases of queries, keys
     and values, Qwen3 normalised queries and keys, which HunYuan normalises after it has rotated
     them. ERNIE 4.5 and Helium rotate neighbouring pairs, and Ministral 3 multiplies queries by a
-    factor of their position. Arcee has squared ReLU without a gate. Some embedders, such as GTE's
+    factor of their position. Arcee has squared ReLU without a gate. Mixtral, Qwen2-MoE and
+    Qwen3-MoE have experts. Some embedders, such as GTE's
     of Qwen2, are not causal, nor is EuroBERT (arXiv:2503.05500), a masked language model.
 
     Args:

@@ -27,7 +27,7 @@ from keras_tfm.runtime.manifest.storage import File, import_litert, map_content,
 
 @dataclass
 class Subgraph:
-    """One graph of the file: that of a signature, or the body or condition of a loop.
+    """One graph of the file: that of a signature, of a loop, or of branches that are alike.
 
     Attributes:
         name: str, the name that the converter gave it.
@@ -35,12 +35,15 @@ class Subgraph:
         delegated: int, the number of nodes delegated to XNNPACK.
         partitions: int, the number of XNNPACK partitions; between two of them the interpreter runs
             nodes that XNNPACK does not support.
+        count: int, the number of branches that have these operators, and tensors of these shapes:
+            those of the experts of all blocks are alike.
     """
 
     name: str
     operators: dict[str, int]
     delegated: int
     partitions: int
+    count: int = 1
 
     @property
     def nodes(self) -> int:
@@ -111,9 +114,9 @@ class Inspection:
                 lines.append(f"  {name}: {x.delay} positions late, keeps {x.floats} numbers")
         lines.append(f"  {'graph':24} {'nodes':>6} {'on XNNPACK':>11} {'partitions':>11}")
         for graph in self.subgraphs:
-            lines.append(
-                f"  {graph.name[:24]:24} {graph.nodes:6} {graph.delegated:11} {graph.partitions:11}"
-            )
+            numbers = f"{graph.nodes:6} {graph.delegated:11} {graph.partitions:11}"
+            others = f"  x {graph.count}" if graph.count > 1 else ""
+            lines.append(f"  {graph.name[:24]:24} {numbers}{others}")
         lines.append(f"  Flex and custom operators: {', '.join(self.custom_operators) or 'none'}")
         return lines
 
@@ -134,7 +137,7 @@ class Inspection:
         lines.append(f"  bytes: {', '.join(kinds)}")
         operators: Counter[str] = Counter()
         for graph in self.subgraphs:
-            operators.update(graph.operators)
+            operators.update({name: graph.count * x for name, x in graph.operators.items()})
         counts = (f"{name} {count}" for name, count in operators.most_common())
         lines.append(f"  operators: {', '.join(counts)}")
         for key, value in self.manifest.items():
@@ -195,9 +198,21 @@ def inspect_subgraphs(content: Content) -> list[Subgraph]:
         else code.customCode.decode()
         for code in model.operatorCodes
     ]
+    branches = {
+        number
+        for graph in model.subgraphs
+        for x in graph.operators
+        if operator_names[x.opcodeIndex] == "IF"
+        for number in flatbuffer.called_subgraphs(x).values()
+    }
     result = []
+    alike: dict[object, Subgraph] = {}
     for index, graph in enumerate(model.subgraphs):
         if not len(graph.operators):
+            continue
+        kind = _structure(graph) if index in branches else index
+        if kind in alike:
+            alike[kind].count += 1
             continue
         operators = Counter(operator_names[x.opcodeIndex] for x in graph.operators)
         try:
@@ -209,8 +224,16 @@ def inspect_subgraphs(content: Content) -> list[Subgraph]:
                 raise
             delegated, partitions = 0, 0
         name = (graph.name or b"").decode()
-        result.append(Subgraph(name, dict(operators.most_common()), delegated, partitions))
+        alike[kind] = Subgraph(name, dict(operators.most_common()), delegated, partitions)
+        result.append(alike[kind])
     return result
+
+
+def _structure(graph: Table) -> tuple[object, ...]:
+    """What is equal in graphs that differ in names and constants alone."""
+    operators = [(x.opcodeIndex, tuple(x.inputs), tuple(x.outputs)) for x in graph.operators]
+    tensors = [(x.type, tuple(() if x.shape is None else x.shape)) for x in graph.tensors]
+    return tuple(operators), tuple(tensors)
 
 
 def bytes_by_kind(content: Content) -> dict[str, int]:
