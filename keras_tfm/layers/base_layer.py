@@ -79,16 +79,21 @@ class Recomputation(keras.layers.Layer):
             if not places:  # ids alone, of which a mask is made: there are no gradients
                 return layer_call(*args, **kwargs)
 
-            def run(*floats: Tensor) -> Tensor:
+            def run(*floats: Tensor) -> tuple[Tensor, list[Tensor]]:
                 filled = list(leaves)
                 for place, value in zip(places, floats, strict=True):
                     filled[place] = value
                 values, args, kwargs = keras.tree.pack_sequence_as(structure, filled)
                 weights = zip(structure[0], values, strict=True)
-                with keras.StatelessScope([*frozen, *seeds, *weights]):
-                    return context.copy().run(layer_call, *args, **kwargs)
+                states = [*frozen, *seeds, *weights]
+                with keras.StatelessScope(states, collect_losses=True) as scope:
+                    outputs = context.copy().run(layer_call, *args, **kwargs)
+                return outputs, list(scope.losses)
 
-            return keras.remat(run)(*(leaves[place] for place in places))
+            outputs, losses = keras.remat(run)(*(leaves[place] for place in places))
+            for loss in losses:
+                self.add_loss(loss)
+            return outputs
 
         return recompute
 

@@ -151,7 +151,7 @@ class MixtureOfExperts(RematerializedLayer):
             if self.shared_gate:
                 y = ops.sigmoid(self.gate(x)) * y
         columns = ops.split(weights, self.num_experts, axis=-1)
-        chosen = ops.max(weights, axis=range(len(weights.shape) - 1)) > 0
+        chosen = ops.max(weights, axis=tuple(range(len(weights.shape) - 1))) > 0
         is_step = self._is_step(x, training)
         for i, (expert, weight) in enumerate(zip(self.experts, columns, strict=True)):
 
@@ -181,7 +181,7 @@ class MixtureOfExperts(RematerializedLayer):
             total = ops.sum(weights, axis=-1, keepdims=True)
             weights = weights / (total if self.scores == "softmax" else total + _EPSILON)
         if self.balance and training:
-            axes = range(len(chosen.shape) - 1)
+            axes = tuple(range(len(chosen.shape) - 1))
             shares = ops.mean(chosen, axis=axes) * ops.mean(ops.softmax(logits), axis=axes)
             self.add_loss(self.balance * self.num_experts * ops.sum(shares))
         return ops.cast(weights * self.scale, x.dtype)

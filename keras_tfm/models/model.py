@@ -1,5 +1,6 @@
 """The model class: `keras.Model` that knows its family and trains on several devices."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from keras_tfm.keras_internals import (
     mark_clones,
     object_sharing_scope,
     saved_content,
+    set_remat_mode,
     share_in_clones,
 )
 from keras_tfm.layers.types import Arguments, Config, Tensor
@@ -228,6 +230,7 @@ class Model(Base):
             state = vars(self.outputs[0]).pop("_keras_tfm_quantization", None)
             if state is not None:  # a clone of a model that is trained with rounding
                 set_quantization(self, state.copy(self))
+            _store_outputs_of_keras_layers(self)
         self.supports_masking = True  # otherwise Keras warns of `model(inputs, mask=mask)`
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -438,6 +441,18 @@ def _unpickle(content: Any, custom: type | None) -> Any:
     """The model of a pickle; `custom`, the user's class of models, need not be registered."""
     with keras.saving.custom_object_scope({} if custom is None else {custom.__name__: custom}):
         return load_content(content)
+
+
+def _store_outputs_of_keras_layers(model: keras.Model) -> None:
+    """Takes layers such as `Dense` out of the `keras.RematScope` that they were made in.
+
+    On TensorFlow, Keras 3.15 cannot recompute its own layers that take `training`.
+    """
+    if keras.backend.backend() == "tensorflow":
+        for layer in model.layers:
+            is_own = type(layer).rematerialized_call is keras.layers.Layer.rematerialized_call
+            if is_own and "training" in inspect.signature(layer.call).parameters:
+                set_remat_mode(layer, None)
 
 
 def _has_symbols(inputs: object) -> bool:

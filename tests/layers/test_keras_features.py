@@ -11,6 +11,7 @@ from blocks import decoder_block, encoder_block
 from compare import assert_close, to_numpy
 from execution import tensorflow_only
 
+from keras_tfm import models
 from keras_tfm.layers import (
     AttentionProbe,
     DecodingScope,
@@ -69,6 +70,26 @@ RECOMPUTING = [
     )
     for mode in MODES
 ]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_model_with_layers_of_keras_is_recomputed(jit):
+    """The output of logits is a `Dense`, and the experts add a loss."""
+    if jit and keras.backend.backend() == "torch":
+        pytest.skip("torch.compile is not tested here")
+    experts = models.Experts(num_experts=3, top_k=1, balance=0.5)
+    sizes = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 6, "experts": experts}
+    found = []
+    for scope in (contextlib.nullcontext(), keras.RematScope("full")):
+        keras.utils.set_random_seed(1)
+        with scope:
+            model = models.llama(V, **sizes)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=jit)
+        found.append(model.fit(IDS, IDS, epochs=2, verbose=0).history["loss"])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+    plain = model.evaluate(IDS, IDS, verbose=0)  # without the loss of balance
+    assert found[0][1] > plain + 0.2
 
 
 def losses(scope, dropout, jit=False):
