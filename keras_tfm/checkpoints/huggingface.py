@@ -313,10 +313,10 @@ def open_huggingface(
         config.only(per_layer_config={})
     if tensors is None:
         tensors = quantized_tensors(config, Tensors(folder))
+    tensors.unstack(family.names.stacked)
     if peft is not None:
         tensors = PeftTensors(tensors, Path(peft), family.names)
         config = _with_sizes(config, tensors.sizes())
-    tensors.unstack(family.names.stacked)
     named = Named(tensors, family.names)
     name = architecture or _architecture(config, family, named)
     if name is None or name not in family.architectures:

@@ -122,6 +122,11 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
         entry = entries.get(f"{layer.path}/kernel")
         if entry is None:
             raise ValueError(f"{model.name}: expected adapters of dense layers, got {layer.path}")
+        if re.search(r"/(router|expert_\d+)/", entry.weight.path):
+            raise ValueError(
+                f"{model.name}: PEFT has no adapters of experts and routers, got {layer.path}: give "
+                "other names to enable_lora, or merge them with save_huggingface"
+            )
         for name, (a, b) in _factors(entry, layer, family).items():
             name = family.names.in_module(name if entry.head else prefix + name)
             module = name.removesuffix(".weight")

@@ -12,6 +12,7 @@ from keras_tfm.keras_internals import Node, calls_of, nodes_in_order, sublayers
 from keras_tfm.layers.base_layer import Projection
 from keras_tfm.layers.embeddings.token_embedding import TokenEmbedding
 from keras_tfm.layers.feed_forward import FeedForward
+from keras_tfm.layers.mixture_of_experts import MixtureOfExperts
 from keras_tfm.layers.multi_head_attention.base import MultiHeadAttention
 from keras_tfm.layers.multi_head_attention.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_attention.multi_head_self_attention import MultiHeadSelfAttention
@@ -96,11 +97,8 @@ def smooth_block(
         kernels: of the model.
     """
     smoothing = _Smoothing(activations, kernels)
-    attention, cross, feed_forward = (
-        block.self_attention,
-        getattr(block, "cross_attention", None),
-        block.feed_forward,
-    )
+    attention, cross = block.self_attention, getattr(block, "cross_attention", None)
+    readers, networks = _networks(block.feed_forward)
     # Other position parts project with the layer's kernels, or add to its values.
     separate = ALiBi | RelativePositionBias | RotaryEmbedding | None
     is_shared = block.parallel == ONE_RESIDUAL  # one norm for both sublayers
@@ -108,9 +106,10 @@ def smooth_block(
         names = ("query_key_value", "query", "key", "value", "gate_projection")
         inputs = [getattr(attention, name) for name in names if hasattr(attention, name)]
         if is_shared:
-            inputs.append(feed_forward.inner)
+            inputs += readers
         # Keys and values of a context have the same kernels, but another norm.
-        if isinstance(attention.position, separate) and not attention.merged:
+        is_known = bool(readers) or not is_shared
+        if isinstance(attention.position, separate) and not attention.merged and is_known:
             smoothing.after_norm(block.self_attention_residual, inputs)
     if isinstance(attention, MultiHeadSelfAttention) and isinstance(
         attention.position, separate | DisentangledPositionEmbedding
@@ -126,12 +125,29 @@ def smooth_block(
     if isinstance(cross, MultiHeadCrossAttention) and isinstance(cross.position, separate):
         smoothing.after_norm(block.cross_attention_residual, [cross.query])
         smoothing.after_values(cross, cross.key_value if cross.fused_key_value else cross.value)
+    if readers and not is_shared:
+        smoothing.after_norm(block.feed_forward_residual, readers)
+    for network in networks:
+        if network.gated:
+            linear = slice(network.intermediate_dim, None)
+            smoothing.after_projection(network.inner, linear, network.outer)
+
+
+def _networks(feed_forward: keras.Layer | None) -> tuple[list[Projection], list[FeedForward]]:
+    """The projections that read what a block's feed-forward network is given, and the networks.
+
+    Those of all experts; none, if a network is another layer.
+    """
     if isinstance(feed_forward, FeedForward):
-        if not is_shared:
-            smoothing.after_norm(block.feed_forward_residual, [feed_forward.inner])
-        if feed_forward.gated:
-            linear = slice(feed_forward.intermediate_dim, None)
-            smoothing.after_projection(feed_forward.inner, linear, feed_forward.outer)
+        return [feed_forward.inner], [feed_forward]
+    if not isinstance(feed_forward, MixtureOfExperts):
+        return [], []
+    parts = [*feed_forward.experts, *([feed_forward.shared] if feed_forward.shared else [])]
+    networks = [part for part in parts if isinstance(part, FeedForward)]
+    if len(networks) < len(parts):
+        return [], []
+    routers = [feed_forward.router, *([feed_forward.gate] if feed_forward.shared_gate else [])]
+    return [*routers, *(network.inner for network in networks)], networks
 
 
 class TiedTable(NamedTuple):
