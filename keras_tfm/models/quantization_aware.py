@@ -103,7 +103,8 @@ def enable_quantization(
         raise TypeError(
             "expected a functional keras_tfm.Model, got "
             f"{type(model).__module__}.{type(model).__name__}; of a functional keras.Model make "
-            "one: keras_tfm.Model(model.inputs, model.outputs)"
+            "one: keras_tfm.Model(model.input, model.output), of a keras.Sequential "
+            "keras_tfm.Model(model.inputs[0], model.outputs[0])"
         )
     if quantization not in WIDTHS:
         raise ValueError(f"quantization must be one of {list(WIDTHS)}, got {quantization!r}")

@@ -28,6 +28,12 @@ def pre_norm(kind=keras_tfm.Model, **options):
     return model
 
 
+def in_a_row():
+    """The layers up to the last norm as a `keras.Sequential`."""
+    parts = [x for x in pre_norm().layers if "token_mask" not in x.name]
+    return keras.Sequential(parts, name="in_a_row")
+
+
 def normed(model):
     return keras.Model(model.input, model.get_layer("after_all_blocks").output)(IDS)
 
@@ -72,6 +78,31 @@ def test_every_head_takes_features(name):
     assert "after_all_blocks" in [x.name for x in model.layers]
     assert isinstance(model, models.Model) and model.family is None
     assert all(np.isfinite(to_numpy(y)).all() for y in keras.tree.flatten(model(IDS)))
+
+
+@every_head
+def test_a_sequential_gets_every_head(name):
+    """As the functional model of its layers, which they share."""
+    make, options = HEADS[name]
+    model = in_a_row()
+    keras.utils.set_random_seed(1)
+    found = make(model, **options, features="after_all_blocks")
+    functional = keras.Model(model.inputs[0], model.outputs[0])
+    keras.utils.set_random_seed(1)
+    expected = make(functional, **options, features="after_all_blocks")
+    assert found.name == "in_a_row" and found.get_layer("words") is model.get_layer("words")
+    for x, y in zip(*(keras.tree.flatten(m(IDS)) for m in (found, expected)), strict=True):
+        assert_close(x, y, 0.0)
+
+
+def test_what_only_builders_make_refuses_a_sequential():
+    model = in_a_row()
+    for part in (models.encoder, models.decoder):
+        with pytest.raises(ValueError, match="expected an encoder-decoder model of keras_tfm"):
+            part(model)
+    with pytest.raises(TypeError, match=r"got keras.*Sequential; of .* of a keras\.Sequential keras_tfm"):
+        models.enable_quantization(model, "int8")
+    assert models.enable_quantization(keras_tfm.Model(model.inputs[0], model.outputs[0]), "int4") > 0
 
 
 @saving

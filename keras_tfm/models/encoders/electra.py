@@ -5,7 +5,6 @@ from typing import Any
 from keras import ops
 
 from keras_tfm.layers.types import Activation, Arguments, DType, Initializer, Tensor
-from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder
 from keras_tfm.models.heads.head_base import head_base
 from keras_tfm.models.identity import builder, head
@@ -101,4 +100,4 @@ def replaced_token_detection(
     base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.features)
     x = base.dense(x.shape[-1], "transform", base.argument("activation", None, "gelu"))(x)
-    return derived_model(model, model.input, ops.squeeze(base.dense(1, "detector")(x), -1))
+    return base.with_outputs(ops.squeeze(base.dense(1, "detector")(x), -1))

@@ -7,7 +7,6 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.types import DType, Initializer, Tensor
-from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.heads.head_base import checked_labels, head_base
 from keras_tfm.models.identity import head, tensors_of
 from keras_tfm.models.model import Model
@@ -41,7 +40,7 @@ def masked_msa(
     x = base.mark(_alignments(model, "alignment", "masked_msa"))
     vocabulary_size = base.argument("vocabulary_size", None, None)
     logits = base.dense(vocabulary_size, "masked_msa")(x)
-    return derived_model(model, model.input, logits)
+    return base.with_outputs(logits)
 
 
 @head
@@ -82,7 +81,7 @@ def pair_classifier(
     z = base.mark(_alignments(model, "pairs", "pair_classifier"), labels=labels)
     logits = base.dense(num_classes, "pair_classifier")(z)
     logits = logits + ops.transpose(logits, (0, 2, 1, 3))
-    return derived_model(model, model.input, logits)
+    return base.with_outputs(logits)
 
 
 def _alignments(model: keras.Model, role: str, function: str) -> Tensor:

@@ -8,7 +8,6 @@ import keras
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import LayerNormalization
 from keras_tfm.layers.types import DType, Initializer, Tensor
-from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.heads.head_base import HeadBase, checked_labels, head_base
 from keras_tfm.models.heads.text_heads import masked_token_logits
 from keras_tfm.models.identity import head, tensors_of
@@ -56,7 +55,7 @@ def visual_question_answering(
     base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.pool(), labels=labels)
     logits = _answers(base, x, num_answers, layer_norm_epsilon)
-    return derived_model(model, model.input, logits)
+    return base.with_outputs(logits)
 
 
 def _answers(
@@ -134,4 +133,4 @@ def image_text_pretraining(
         outputs["region_features"] = base.dense(width, "region_regression")(y)
     if num_answers:
         outputs["answers"] = _answers(base, base.pool(), num_answers)
-    return derived_model(model, model.input, outputs)
+    return base.with_outputs(outputs)

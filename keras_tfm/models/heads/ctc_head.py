@@ -9,7 +9,6 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.types import Config, DType, Initializer, Shape, Tensor
-from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.heads.head_base import checked_labels, head_base
 from keras_tfm.models.identity import head
 from keras_tfm.models.model import Model
@@ -76,7 +75,7 @@ def ctc_classifier(
     x = base.mark(base.features, labels=labels, blank_id=blank_id)
     logits = base.classify(x, num_classes, dropout, name="ctc")
     logits = BlankPadding(blank_id, dtype=base.dtype, name="blank_padding")(logits)
-    return derived_model(model, model.input, logits)
+    return base.with_outputs(logits)
 
 
 @keras.saving.register_keras_serializable("keras_tfm")

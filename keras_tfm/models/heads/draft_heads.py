@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
+from keras_tfm.keras_internals import functional_of
 from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.features import recompute, with_features
 from keras_tfm.models.heads.head_base import unused_name
@@ -27,8 +28,8 @@ def with_draft_heads(model: keras.Model, num_heads: int, name: str | None = None
     model's logits nor, in generation, its tokens.
 
     Args:
-        model: functional model with logits (B, T, V) over the ids of the generated input. Its
-            layers are shared.
+        model: functional model, or a `keras.Sequential` that begins with an `Input`, with logits
+            (B, T, V) over the ids of the generated input. Its layers are shared.
         num_heads: int, number of heads (n).
         name: str, the name of the result. Default: the model's.
 
@@ -47,6 +48,7 @@ def with_draft_heads(model: keras.Model, num_heads: int, name: str | None = None
     [(None, None, 11), (None, None, 3, 11)]
     """
     check_integer("num_heads", num_heads)
+    model = functional_of(model)
     if len(model.outputs) != 1:
         raise ValueError(
             f"draft heads need a model with one output, the logits, got {len(model.outputs)}"

@@ -8,7 +8,6 @@ import keras
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import SequencePooling
 from keras_tfm.layers.types import Activation, DType, Initializer, Tensor
-from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.heads.head_base import head_base
 from keras_tfm.models.identity import head
 from keras_tfm.models.model import Model
@@ -95,7 +94,7 @@ def sentence_embedding(
         x = x[:, :dimensions]
     if normalize:
         x = keras.layers.UnitNormalization(dtype=base.dtype, name="normalize")(x)
-    return derived_model(model, model.input, x)
+    return base.with_outputs(x)
 
 
 def projection_name(i: int) -> str:

@@ -5,18 +5,21 @@ from typing import Any
 
 import keras
 
+from keras_tfm.keras_internals import functional_of
 from keras_tfm.layers import Dropout, LayerNormalization, SequencePooling, TokenEmbedding
 from keras_tfm.layers.types import Activation, DType, Initializer, Tensor
 from keras_tfm.models import identity
+from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.encoder_decoders.shifted_source import end_token_features, shifted_mask
 from keras_tfm.models.identity import Marker, tensors_of
+from keras_tfm.models.model import Model
 
 
 class HeadBase:
     """The model that gets a head, with the defaults of the head's layers.
 
     Attributes:
-        model: the model.
+        model: the functional model; of a `keras.Sequential`, the one inside.
         features: symbolic tensor (B, T, D), input of the head.
         dtype: policy of the head's layers.
         is_causal: bool, whether the model is decoder-only: a token's features do not depend on
@@ -30,6 +33,7 @@ class HeadBase:
         kernel_initializer: Initializer | None = None,
         dtype: DType = None,
     ):
+        model = functional_of(model)
         if not identity.is_functional(model):
             raise TypeError(
                 "expected a functional keras.Model (made of keras.Input and layers), "
@@ -187,6 +191,10 @@ class HeadBase:
         """
         name = unused_name(self.model, "head_marker")
         return Marker("head", arguments=arguments, dtype=self.dtype, name=name)(x)
+
+    def with_outputs(self, outputs: Any, inputs: Any = None) -> Model:
+        """The model with these outputs, and its own inputs unless others are given."""
+        return derived_model(self.model, self.model.input if inputs is None else inputs, outputs)
 
 
 class TransformingHead(HeadBase):

@@ -8,7 +8,6 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import PrefixTokens
 from keras_tfm.layers.types import DType, Initializer, Tensor
-from keras_tfm.models.derived_model import derived_model
 from keras_tfm.models.heads.head_base import checked_labels, head_base, token
 from keras_tfm.models.identity import head, identity_of
 from keras_tfm.models.model import Model
@@ -83,17 +82,17 @@ def image_classifier(
     if pooling == "distilled":
         first = base.classify(token(x, 0), num_classes, dropout)
         second = base.classify(token(x, 1), num_classes, dropout, name="distillation_classifier")
-        return derived_model(model, model.input, (first + second) / 2)
+        return base.with_outputs((first + second) / 2)
     if is_map:
         x = ops.mean(x, axis=(1, 2))
-        return derived_model(model, model.input, base.classify(x, num_classes, dropout))
+        return base.with_outputs(base.classify(x, num_classes, dropout))
     pooled = []
     if pooling != "mean":
         pooled.append(token(x, 0))
     if pooling != "first":
         pooled.append(ops.mean(x[:, prefix:], axis=1))
     x = ops.concatenate(pooled, axis=-1) if len(pooled) == 2 else pooled[0]
-    return derived_model(model, model.input, base.classify(x, num_classes, dropout))
+    return base.with_outputs(base.classify(x, num_classes, dropout))
 
 
 def _prefix(model: keras.Model, features: Tensor | str | None) -> int:

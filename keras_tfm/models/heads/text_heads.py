@@ -1,7 +1,8 @@
 """Task heads: layers on top of a model's features.
 
-Each function takes a model and returns a model with the same inputs, layers and weights, in which
-this head replaces the head that the model had, if any.
+Each function takes a functional model, or a `keras.Sequential` that begins with an `Input`, and
+returns a model with the same inputs, layers and weights, in which this head replaces the head that
+the model had, if any.
 
 All functions have three options:
 
@@ -43,8 +44,8 @@ def backbone(model: keras.Model, features: Tensor | str | None = None) -> Model:
     >>> backbone(model).output.shape
     (None, None, 8)
     """
-    x = head_base(model, features).features
-    return derived_model(model, model.input, x)
+    base = head_base(model, features)
+    return base.with_outputs(base.features)
 
 
 @head
@@ -100,7 +101,7 @@ def decoder(model: keras.Model) -> Model:
     ['features', 'target']
     """
     encoded = tensors_of(model, "encoded")
-    target = model.input.get("target") if isinstance(model.input, dict) else None
+    target = model.input.get("target") if encoded and isinstance(model.input, dict) else None
     if len(encoded) != 1 or target is None:
         raise ValueError(
             f"expected an encoder-decoder model of keras_tfm.models, got {model.name!r} without "
@@ -170,17 +171,18 @@ def masked_language_model(
     """
     base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.features)
-    inputs = model.input
+    inputs = None
     if positions:
         chosen = keras.Input((None,), dtype="int32", name="mask_positions")
-        given = inputs if isinstance(inputs, dict) else {x.name: x for x in model.inputs}
+        given = base.model.input
+        given = given if isinstance(given, dict) else {x.name: x for x in base.model.inputs}
         inputs = {**given, "mask_positions": chosen}
         x = ops.take_along_axis(x, chosen[..., None], axis=1)
     outputs = masked_token_logits(base, x, embedding, activation, layer_norm_epsilon)
     if next_sentence:
         is_next = base.dense(2, "next_sentence")
         outputs = {"tokens": outputs, "next_sentence": is_next(base.pool())}
-    return derived_model(model, inputs, outputs)
+    return base.with_outputs(outputs, inputs)
 
 
 def masked_token_logits(
@@ -220,7 +222,7 @@ def next_sentence(
     """
     base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.pool())
-    return derived_model(model, model.input, base.dense(2, "next_sentence")(x))
+    return base.with_outputs(base.dense(2, "next_sentence")(x))
 
 
 @head
@@ -273,7 +275,7 @@ def sequence_classifier(
     model = with_shifted_source(model) if features is None else model
     base = head_base(model, features, kernel_initializer, dtype)
     logits = _logits_of_texts(base, num_classes, dropout, pooling, labels=labels)
-    return derived_model(model, model.input, logits)
+    return base.with_outputs(logits)
 
 
 def _logits_of_texts(
@@ -327,7 +329,7 @@ def multiple_choice(
     """
     model = with_shifted_source(model) if features is None else model
     base = head_base(model, features, kernel_initializer, dtype)
-    return derived_model(model, model.input, _logits_of_texts(base, 1, dropout, pooling))
+    return base.with_outputs(_logits_of_texts(base, 1, dropout, pooling))
 
 
 @head
@@ -366,7 +368,7 @@ def token_classifier(
         model = encoder(model) if is_t5 else with_shifted_source(model)
     base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.features, labels=labels)
-    return derived_model(model, model.input, base.classify(x, num_classes, dropout))
+    return base.with_outputs(base.classify(x, num_classes, dropout))
 
 
 @head
@@ -397,4 +399,4 @@ def question_answering(
     base = head_base(model, features, kernel_initializer, dtype)
     x = base.mark(base.features)
     start, end = ops.unstack(base.dense(2, "span")(base.begin(x)), 2, axis=-1)
-    return derived_model(model, model.input, {"start": start, "end": end})
+    return base.with_outputs({"start": start, "end": end})

@@ -117,7 +117,9 @@ class Resume(keras.callbacks.Callback):
         if not hasattr(model, "epoch_iterator"):
             raise TypeError(
                 "Resume needs a keras_tfm.Model made by keras_tfm.Model(inputs, outputs), got "
-                f"{type(model).__name__}"
+                f"{type(model).__name__}; of a functional keras.Model make one: "
+                "keras_tfm.Model(model.input, model.output), of a keras.Sequential "
+                "keras_tfm.Model(model.inputs[0], model.outputs[0])"
             )
         if model.steps_per_execution > 1:
             raise ValueError(
