@@ -1,6 +1,11 @@
-"""Tokenizers that other people's files may hold: such that never end, and published ones."""
+"""Tokenizers that other people's files may hold: such that never end, and published ones.
+
+And those with words that they do not know.
+"""
 
 import json
+
+import tokenizers
 
 # Published with the tokenizers of Llama 3, Qwen 2, cl100k, o200k, DeepSeek, CLIP, BLOOM, XLM-R,
 # DeBERTa and SuperBPE.
@@ -118,3 +123,23 @@ WITHOUT_END = {
     "a long affix": {"model": {"continuing_subword_prefix": "#" * 1000}},
     "long words": {"model": {"type": "WordPiece", "max_input_chars_per_word": 10**9}},
 }
+
+
+def with_unknown_words():
+    """Tokenizers by name, each with texts that a model knows something of, and others."""
+    ids = {"<unk>": 0, "\u2581": 1, "a": 2, " ": 3}
+    models = tokenizers.models
+    made = {
+        "char": models.WordLevel(ids, unk_token="<unk>"),
+        "word": models.BPE(ids, [], unk_token="<unk>", fuse_unk=True),
+        "left out": models.BPE(ids, []),
+        "unigram": models.Unigram([(x, -float(i)) for x, i in ids.items()], unk_id=0),
+    }
+    result = {}
+    for kind, model in made.items():
+        tokenizer = tokenizers.Tokenizer(model)
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+        tokenizer.add_special_tokens(["[de]"])
+        unknown = ["☃", "☃☃"] + ["☃ ü", "[de]☃", "☃ [de] ü"] * (kind != "left out")
+        result[kind] = tokenizer, ["a", "a☃", "[de] ☃a", " "], unknown
+    return result

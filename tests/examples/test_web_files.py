@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from kinds_of_files import KINDS, file_of
 from manifest_lies import NOT_ON_THE_WEB, run_web
-from odd_tokenizers import CATASTROPHIC, PUBLISHED, WITHOUT_END, content
-from small_exports import classifier_file
+from odd_tokenizers import CATASTROPHIC, PUBLISHED, WITHOUT_END, content, with_unknown_words
+from small_exports import classifier_file, small_file
 from small_tokenizers import byte_fallback, byte_pairs, word_pieces, words
 from small_writers import END, written
 from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
@@ -91,8 +91,18 @@ def test_tokenizers_that_never_end_are_refused(tmp_path):
     for folder in sorted(FOLDER.iterdir()):
         settings = json.loads(load_tokenizer(folder).to_str())
         read[folder.name] = {"settings": settings, "texts": []}
+    unseen = {
+        name: {
+            "settings": json.loads(tokenizer.to_str()),
+            "texts": [{"text": text, "ids": tokenizer.encode(text).ids} for text in known],
+            "unknown": unknown,
+        }
+        for name, (tokenizer, known, unknown) in with_unknown_words().items()
+    }
     cases = {
         "model": str(classifier_file().path),
+        "generating": str(small_file().path),
+        "unseen": unseen,
         "refused": {name: json.loads(content(**x)) for name, x in refused.items()},
         "forever": CATASTROPHIC,
         "published": PUBLISHED,

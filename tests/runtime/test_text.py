@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
+from odd_tokenizers import with_unknown_words
 from small_exports import MAX_LENGTH, SOURCE_LENGTH, new_path, small, small_file
 from small_models import START, decoder_only
 from small_tokenizers import (
@@ -343,27 +344,15 @@ def test_odd_characters(model, text):
     assert model.predict_text({"source": text, "target": "two"})  # as the page
 
 
-@pytest.mark.parametrize("kind", ["char", "word", "left out", "unigram", "sentencepiece"])
+@pytest.mark.parametrize("kind", [*with_unknown_words(), "sentencepiece"])
 def test_texts_of_unknown_characters_alone(kind):
     """Spaces and special tokens do not make a text known; without "unk_token" they are left out."""
-    ids = {"<unk>": 0, "\u2581": 1, "a": 2, " ": 3}
-    models = tokenizers.models
-    made = {
-        "char": models.WordLevel(ids, unk_token="<unk>"),
-        "word": models.BPE(ids, [], unk_token="<unk>", fuse_unk=True),
-        "left out": models.BPE(ids, []),
-        "unigram": models.Unigram([(x, -float(i)) for x, i in ids.items()], unk_id=0),
-    }
     if kind == "sentencepiece":
         tokenizer = read("x.model", sentence_pieces())
         known, unknown = ["a", "☃", " ", ""], []  # of which all have bytes
     else:
-        tokenizer = tokenizers.Tokenizer(made[kind])
-        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-        tokenizer.add_special_tokens(["[de]"])
-        tokenizer = read("x.json", tokenizer.to_str().encode())
-        known, unknown = ["a", "a☃", "[de]", "[de] ☃a", "", " "], ["☃", "☃☃"]
-        unknown += ["☃ ü", "[de]☃", "☃ [de] ü"] * (kind != "left out")
+        made, known, unknown = with_unknown_words()[kind]
+        tokenizer, known = read("x.json", made.to_str().encode()), [*known, "[de]", ""]
     for text in known:
         tokenizer.check_known(text)
     for text in unknown:

@@ -4,7 +4,8 @@
  *     CASES=CASES.json npm run test:tokenizers
  *
  * tests/examples/test_web_files.py writes the cases: `refused`, the settings of tokenizers by name,
- * `forever` and `published`, regular expressions, and `read`, a text and settings by name.
+ * `forever` and `published`, regular expressions, `read`, a text and settings by name, and `unseen`,
+ * texts with words that a tokenizer does not know, for the file `generating`, which refuses some.
  */
 
 import assert from "node:assert/strict";
@@ -14,10 +15,11 @@ import { test } from "node:test";
 import { checkRegex } from "../../../keras_tfm/web/runtime/tokenizer_check.js";
 import { fileWith, loadBytes, manifestOf } from "./without_browser.js";
 
-const { model, refused, forever, published, read } = JSON.parse(readFileSync(process.env.CASES));
-const bytes = new Uint8Array(readFileSync(model));
+const cases = JSON.parse(readFileSync(process.env.CASES));
+const { refused, forever, published, read, unseen } = cases;
+const [model, generating] = [cases.model, cases.generating].map((x) => new Uint8Array(readFileSync(x)));
 
-function fileOf(settings) {
+function fileOf(settings, bytes = model) {
   const manifest = manifestOf(bytes);
   const [[input, entry]] = Object.entries(manifest.tokenizers);
   for (const { inputs } of Object.values(manifest.signatures)) delete inputs[input].vocabulary_size;
@@ -56,6 +58,17 @@ for (const [name, { settings, texts }] of Object.entries(read)) {
   test(`read: ${name}`, async () => {
     const loaded = await loadBytes(...fileOf(settings));
     for (const { text, ids } of texts) assert.deepEqual(loaded.encode(text), ids);
+  });
+}
+
+for (const [name, { settings, texts, unknown }] of Object.entries(unseen)) {
+  test(`a text is refused if all of it is unknown: ${name}`, async () => {
+    const loaded = await loadBytes(...fileOf(settings, generating));
+    for (const { text, ids } of texts) assert.deepEqual(loaded.encode(text), ids);
+    for (const text of unknown) {
+      const message = /^(The model has never seen |There is no text to read)/;
+      assert.throws(() => loaded.encode(text), { name: "TextError", message }, text);
+    }
   });
 }
 

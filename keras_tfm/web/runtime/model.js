@@ -1450,7 +1450,8 @@ export class Session {
    * @throws {TextError}
    */
   async append(text) {
-    const ability = { ...this.#ability, length: this.remaining, more: this.#tokens.length > 0 };
+    const more = this.#tokens.length > 0;
+    const ability = { ...this.#ability, length: this.remaining, more, takesUnknown: true };
     const ids = typeof text === "string" ? encode(text, ability) : [...text];
     if (ids.length > this.remaining) {
       throw new TextError(
@@ -2093,19 +2094,12 @@ function encodeTyped(text, ability, most = Infinity) {
   const whole = encoded(source, text, !more);
   let { ids, tokens, token_type_ids: segments = [] } =
     whole.ids.length > most ? startOf(whole, encoded(source, text, false).ids, most) : whole;
-  const unknown = new Set(
-    tokens.filter(
-      (token, i) =>
-        ids[i] === undefined ||
-        (!takesUnknown &&
-          (source.token_to_id(token) === undefined || token === source.model.unk_token)),
-    ),
-  );
+  const unknown = unknownTokens(source, tokens, ids, takesUnknown);
   if (unknown.size) {
     const nameless = unknown.delete(source.model.unk_token) && !unknown.size;
     const list = [...unknown].map((token) => `“${token}”`).join(", ");
     throw new TextError(
-      `The model has never seen ${nameless ? "some of these characters" : list}.`,
+      `The model has never seen ${nameless ? "any of these characters" : list}.`,
     );
   }
   if (goesOn && !more) {
@@ -2130,6 +2124,22 @@ function encodeTyped(text, ability, most = Infinity) {
     );
   }
   return { ids: goesOn ? ids : withRealPads(ids, ability.pads, true), segments };
+}
+
+/**
+ * The tokens for which a text is refused: those without an id and, as by `check_known` of
+ * keras_tfm/runtime/tokenizers/tokenizer.py, all unknown ones where no other token says anything.
+ */
+function unknownTokens(source, tokens, ids, takesUnknown) {
+  const nameless = tokens.filter((_, i) => ids[i] === undefined);
+  if (nameless.length || takesUnknown) return new Set(nameless);
+  const { unk_token } = source.model;
+  const unknown = new Set(
+    tokens.filter((token) => source.token_to_id(token) === undefined || token === unk_token),
+  );
+  const added = new Set([...source.get_added_tokens_decoder().values()].map((x) => x.content));
+  const says = (token) => !unknown.has(token) && !added.has(token) && /[^ \u2581\u0120]/.test(token);
+  return tokens.some(says) ? new Set() : unknown;
 }
 
 /**
@@ -2175,7 +2185,8 @@ function checkedPrompt(prompt, ability) {
   if (prompt === undefined) return defaultPrompt;
   let ids = prompt;
   if (typeof prompt === "string") {
-    ids = encode(prompt, { source: target, length: Infinity, endIds, startId, goesOn: true });
+    const reading = { source: target, length: Infinity, endIds, startId, goesOn: true };
+    ids = encode(prompt, { ...reading, takesUnknown: true });
     if (placeholder && !placeholder.group) ids = expandPlaceholder(ids, placeholder);
   }
   ids = [...ids];
