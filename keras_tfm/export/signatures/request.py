@@ -451,13 +451,19 @@ class Request:
                 )
 
     def _check_several(self) -> None:
-        fixed = {*self.own_lengths, *self.padded, *self.pictures}
+        fixed = {*self.own_lengths, *self.pictures}
         fixed |= {self.target} if self.is_stepped else set()
         inputs = self.interface.inputs
         open_ = [name for name, x in inputs.items() if x.is_open and name not in fixed]
-        if open_:
+        if not open_:
             raise ValueError(
-                f"several source_lengths need a model that masks padding, but {open_[0]!r} of "
+                f"several source_lengths need an input with an open length, but {self.model.name} "
+                f"has none, got {list(self.source_lengths)}"
+            )
+        unmasked = [name for name in open_ if name not in self.padded]
+        if unmasked:
+            raise ValueError(
+                f"several source_lengths need a model that masks padding, but {unmasked[0]!r} of "
                 f"{self.model.name} is not masked: use mask_zero=True or mask_id, or one length"
             )
 
