@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Container
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from keras_tfm.keras_internals import sublayers
 from keras_tfm.models import Model
 from keras_tfm.models.dequantize import is_quantized
 from keras_tfm.models.quantization.state import quantization_of
+from keras_tfm.models.quantization_aware import without_quantization
 from keras_tfm.models.with_dtype import ADAPTERS
 
 # PEFT's name of what a model is for, by the kind of its head.
@@ -54,7 +56,9 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
     PEFT reads the folder: `PeftModel.from_pretrained(base_model, folder)`; so does
     `load_huggingface(base, peft=folder)`. Weights beside the adapters that are trained, such as
     those of a head, are saved with all weights of their module, in PEFT's words `modules_to_save`.
-    The tokenizer is not saved.
+    The tokenizer is not saved. The base may be quantized, as by GPTQ: the adapters are those of the
+    values of its integers, and its other matrices are compared without the rounding that
+    `load_huggingface` gives them.
 
     Args:
         model: `keras.Model` that `load_huggingface` loaded, or that has its weights, with the
@@ -69,8 +73,8 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
         TypeError: `model` is not a Keras model, or `base` neither a path nor a name.
         FileNotFoundError: `base` is the path of a folder that does not exist.
         FileExistsError: the folder has a model, such as the base.
-        ValueError: the model has no adapters, or rounded weights beside them, or a bias that is
-            trained beside an adapter; or is of another kind than `save_huggingface` can save, or of
+        ValueError: the model has no adapters, or weights beside them that `enable_quantization` or
+            Keras rounded, or a bias that is trained beside an adapter; or is of another kind than `save_huggingface` can save, or of
             one whose modules in `transformers` have other names than its tensors, such as ViT and
             GTE; or an adapter is not of low rank in the tensors of `transformers`; or the base with
             the adapters gives other outputs than the model.
@@ -99,14 +103,17 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
             f"cannot write adapters to {folder}: it has a model (config.json), which would no "
             "longer be loaded without them"
         )
-    if is_quantized(model) or quantization_of(model) is not None:
+    rounding = quantization_of(model)
+    if is_quantized(model) or (rounding is not None and not rounding.is_published):
         raise ValueError(
             f"{model.name} has rounded weights beside its adapters: save_huggingface merges them"
         )
     layers = [x for x in sublayers(model) if getattr(x, "lora_enabled", False)]
     if not layers:
         raise ValueError(f"{model.name} has no adapters: call models.enable_lora first")
-    family, merged = model_family(float32_model(model))
+    # PEFT does not round the matrices that a quantized base has as floats.
+    with nullcontext() if rounding is None else without_quantization(model):
+        family, merged = model_family(float32_model(model))
     if family.model_type in OTHER_MODULES:
         raise ValueError(
             f"{model.name}: transformers has other modules for {family.model_type} than its files "

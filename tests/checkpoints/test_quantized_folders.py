@@ -278,6 +278,33 @@ def test_adapters_of_a_quantized_base(case, tmp_path):
     )
 
 
+@pytest.mark.parametrize("case", ["gptq-4-32-zeros", "compressed-8-row"])
+def test_adapters_that_are_trained_on_a_quantized_base(case, tmp_path):
+    """Beside the base's integers; PEFT reads its other matrices without rounding."""
+    base, adapters = tmp_path / "base", tmp_path / "adapters"
+    write_folder(base, case)
+    with pytest.warns(UserWarning, match="8 of 10 matrices"):
+        model = checkpoints.load_huggingface(base)
+    models.enable_lora(model, rank=2)
+    rng = np.random.default_rng(0)
+    for weight in model.trainable_weights:
+        weight.assign(rng.normal(size=weight.shape) / 8)
+    tokens = np.arange(12).reshape(2, 6)
+    before = to_numpy(model(tokens))
+    checkpoints.save_peft(model, adapters, base)
+    fields = json.loads((adapters / "adapter_config.json").read_text())
+    assert fields["base_model_name_or_path"] == str(base)
+    assert_close(model(tokens), before, 0.0)  # still rounded
+    again = checkpoints.load_huggingface(base, peft=adapters)
+    with models.without_quantization(model):
+        assert_close(again(tokens), model(tokens), 1e-5)
+        assert np.abs(to_numpy(model(tokens)) - before).max() > 1e-4
+    (table,) = model.embedding.weights
+    table.assign(2 * to_numpy(table))
+    with pytest.raises(ValueError, match="base is not what the adapters were trained on"):
+        checkpoints.save_peft(model, adapters, base)
+
+
 @pytest.mark.parametrize("case", ["compressed-4-32", "gptq-4-32-zeros"])
 def test_columns_in_any_order_are_loaded_as_floats(case, tmp_path):
     """Act-order: no file stores such groups, so the values are loaded, and rounded again."""
