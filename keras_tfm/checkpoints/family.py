@@ -106,10 +106,12 @@ class Family:
                 return name
         kinds = list(dict.fromkeys(x.kind for x in self.architectures.values()))
         if model.head is not None and model.head.kind in kinds:
+            part = ""
+            if any(x.decoder is not None for x in self.architectures.values()):
+                part = f"a model {'with' if has_decoder(model) else 'without'} decoder and "
             raise ValueError(
                 f"{model.name}: a {self.model_type} checkpoint with the head {model.head.kind!r} "
-                f"must be one of {list(self.architectures)}, got a model "
-                f"{'with' if has_decoder(model) else 'without'} decoder and {model.head}"
+                f"must be one of {list(self.architectures)}, got {part}{model.head}"
             )
         raise ValueError(
             f"{model.name}: the head of a {self.model_type} checkpoint must be one of {kinds}, "

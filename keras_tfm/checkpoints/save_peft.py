@@ -74,10 +74,10 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
         FileNotFoundError: `base` is the path of a folder that does not exist.
         FileExistsError: the folder has a model, such as the base.
         ValueError: the model has no adapters, or weights beside them that `enable_quantization` or
-            Keras rounded, or a bias that is trained beside an adapter; or is of another kind than `save_huggingface` can save, or of
-            one whose modules in `transformers` have other names than its tensors, such as ViT and
-            GTE; or an adapter is not of low rank in the tensors of `transformers`; or the base with
-            the adapters gives other outputs than the model.
+            Keras rounded, or a bias that is trained beside an adapter; or is of another kind than
+            `save_huggingface` can save, or of one whose modules in `transformers` have other names
+            than its tensors, such as ViT and GTE; or an adapter is not of low rank in the tensors
+            of `transformers`; or the base with the adapters gives other outputs than the model.
 
     After an error the folder is unchanged.
 

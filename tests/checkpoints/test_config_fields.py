@@ -49,6 +49,15 @@ def test_other_names_of_fields_are_those_of_the_class(model_type):
     assert dict(FAMILIES[model_type].aliases) == aliases
 
 
+@pytest.mark.parametrize("model_type", ["t5gemma", "t5gemma2"])
+def test_an_activation_that_both_stacks_must_share_is_named(model_type, tmp_path):
+    fields = json.loads(transformers.CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
+    fields["decoder"]["hidden_activation"] = "relu"
+    message = "decoder.hidden_activation .*that of the encoder, gelu_[a-z_]*, got 'relu'$"
+    with pytest.raises(ValueError, match=message):
+        arguments_of(tmp_path, model_type, fields)
+
+
 def test_a_field_counts_under_its_other_name(tmp_path):
     """As in transformers, which reads it after the field itself."""
     fields = {"model_type": "gpt2", "n_head": 12, "num_attention_heads": 6}

@@ -94,10 +94,14 @@ SMALL = {"dim": 8, "num_layers": 2, "num_heads": 2, "intermediate_dim": 16}
         ),
         (
             lambda: models.sequence_classifier(models.gpt(11, **SMALL), 3, pooling="first"),
-            "a gpt2 checkpoint with the head 'sequence_classifier' must be one of",
+            r"a gpt2 checkpoint with the head 'sequence_classifier' must be one of .*\], got Head",
+        ),
+        (
+            lambda: models.sequence_classifier(models.t5(11, **SMALL), 3, pooling="mean"),
+            r"head 'sequence_classifier' must be .*\], got a model with decoder and Head",
         ),
     ],
-    ids=["transformer", "activation", "width", "weight"],
+    ids=["transformer", "activation", "width", "weight", "encoder-decoder"],
 )
 def test_what_transformers_has_no_place_for_is_not_saved(make, message, tmp_path):
     with pytest.raises(ValueError, match=message):

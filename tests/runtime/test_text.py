@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
-import tokenizers
 from odd_tokenizers import with_unknown_words
 from small_exports import MAX_LENGTH, SOURCE_LENGTH, new_path, small, small_file
 from small_models import START, decoder_only

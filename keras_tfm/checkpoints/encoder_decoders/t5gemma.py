@@ -69,9 +69,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
     encoder, decoder = config.part("encoder"), config.part("decoder")
     decoder.only(is_causal=True)
     first, second = _equal_fields(encoder), _equal_fields(decoder)
-    for name, x in first.items():  # by the name of the field
-        if x != second[name]:
-            decoder.refuse(f"decoder.{name}", second[name], f"that of the encoder, {x}")
+    check_equal_fields(decoder, first, second)
     size = first["vocab_size"]
     arguments = {**read_sizes(encoder, decoder), **read_ids(config, encoder, decoder, size)}
     tied = config.flag("tie_word_embeddings", True)
@@ -94,6 +92,14 @@ def _arguments(config: Config, named: Named) -> Arguments:
         "tie_output": tied and not untied,
         "max_length": decoder.integer("max_position_embeddings", 8192),
     }
+
+
+def check_equal_fields(decoder: Config, first: Arguments, second: Arguments) -> None:
+    """Raises unless values of the decoder, `second`, are those of the encoder, `first`."""
+    for name, x in first.items():
+        if x != second[name]:
+            found, wanted = (activation_name(y) if callable(y) else y for y in (second[name], x))
+            decoder.refuse(f"decoder.{name}", found, f"that of the encoder, {wanted}")
 
 
 def read_sizes(encoder: Config, decoder: Config) -> Arguments:

@@ -13,6 +13,7 @@ from keras_tfm.checkpoints.encoder_decoders.t5gemma import (
     CLASSIFIER,
     OUTPUT,
     WINDOW,
+    check_equal_fields,
     classifier_fields,
     classifiers,
     own_fields,
@@ -71,9 +72,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
     encoder, decoder = config.part("encoder").part("text_config"), config.part("decoder")
     decoder.only(is_causal=True)
     first, second = _equal_fields(encoder), _equal_fields(decoder)
-    for name, x in first.items():
-        if x != second[name]:
-            decoder.refuse(f"decoder.{name}", second[name], f"that of the encoder, {x}")
+    check_equal_fields(decoder, first, second)
     sizes = read_sizes(encoder, decoder)
     if sizes["dim"] != sizes.pop("decoder_dim"):
         decoder.refuse("decoder.hidden_size", decoder.fields.get("hidden_size"), sizes["dim"])
