@@ -31,6 +31,10 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "typical_p": (None, 1.0),
     "watermarking_config": (None,),
 }
+# What takes the place of other values, unless they are not supported at all.
+_INSTEAD = {
+    "guidance_scale": "processors.Guidance(scale, prompt) guides, and needs the empty prompt",
+}
 # Those of them that only sampling reads.
 _OF_SAMPLING = ("epsilon_cutoff", "eta_cutoff", "top_h", "typical_p")
 # The parts of a `config.json` that may have the fields of `generate`, too.
@@ -158,7 +162,8 @@ def strategy_of(config: Config) -> Greedy | Beam | Contrastive | Sample:
     for name, neutral in _UNSUPPORTED.items():
         value = config.fields.get(name)
         if value not in neutral and (samples or name not in _OF_SAMPLING):
-            config.refuse(name, value, f"{neutral[-1]!r}: other values are not supported")
+            reason = _INSTEAD.get(name, "other values are not supported")
+            config.refuse(name, value, f"{neutral[-1]!r}: {reason}")
     beams = config.integer("num_beams", 1)
     hypotheses = config.integer("num_return_sequences", 1)
     if samples and beams > 1:

@@ -109,7 +109,8 @@ def test_ids_and_lengths(folder_of):
     [
         ({"typical_p": 0.9, "do_sample": True},
          r"typical_p must be 1\.0: other values are not supported, got 0\.9"),
-        ({"guidance_scale": 3.0}, "guidance_scale must be"),
+        ({"guidance_scale": 3.0},
+         r"guidance_scale must be 1\.0: processors\.Guidance.*, got 3\.0$"),
         ({"encoder_no_repeat_ngram_size": 3}, "encoder_no_repeat_ngram_size must be 0"),
         ({"do_sample": True, "num_beams": 2}, "num_beams must be 1 with do_sample=True, got 2"),
         ({"do_sample": "yes"}, "do_sample must be true or false"),

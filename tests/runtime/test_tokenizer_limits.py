@@ -24,7 +24,7 @@ from small_tokenizers import byte_pairs, sentence_pieces, word_pieces, words
 from keras_tfm.checkpoints import load_tokenizer
 from keras_tfm.runtime.tokenizers.backtracking import check_regex, least_length
 from keras_tfm.runtime.tokenizers.tokenizer import read
-from keras_tfm.runtime.tokenizers.tokenizer_limits import check_tokenizer_json
+from keras_tfm.runtime.tokenizers.tokenizer_limits import read_tokenizer_json
 
 
 @pytest.mark.parametrize("rules", WITHOUT_END.values(), ids=WITHOUT_END)
@@ -64,7 +64,7 @@ def test_the_steps_of_published_tokenizers_are_read():
         {"normalizer": [nfkc, lower, nfd, strip], "pre_tokenizer": BYTES, "post_processor": BYTES},
     ]
     for part in parts:
-        check_tokenizer_json(content(**part))
+        read_tokenizer_json(content(**part))
 
 
 @pytest.mark.parametrize("damaged", [b"", b"null", b"[]", b"\xff", b'{"model": []}', b"[" * 99_999])

@@ -19,7 +19,7 @@ from keras_tfm.checkpoints.tokenizers.tokenizer_settings import (
     reading,
 )
 from keras_tfm.model_types import MODEL_TYPES
-from keras_tfm.runtime.tokenizers.tokenizer_limits import check_tokenizer_json
+from keras_tfm.runtime.tokenizers.tokenizer_limits import read_tokenizer_json
 
 # The maximum number of unused rows of an embedding (its size rounded up, or rows for new tokens).
 SPARE_ROWS = 1024
@@ -126,8 +126,7 @@ def _of_json(settings: TokenizerSettings, rows: int | None) -> Tokenizer:
     file = settings.folder / "tokenizer.json"
     with reading(file):
         content = file.read_bytes()
-        check_tokenizer_json(content)
-        parts = json.loads(content)
+        parts = read_tokenizer_json(content)
         left_out = _leave_out(parts, rows)
         is_changed = _follow_settings(parts, settings) or bool(left_out)
         text = json.dumps(parts) if is_changed else content.decode("utf-8")

@@ -5,16 +5,14 @@ for a SentencePiece model. A package is imported when it is first needed.
 """
 
 import abc
-import functools
 import itertools
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from keras_tfm.optional_package import optional_package
-from keras_tfm.runtime.tokenizers.tokenizer_limits import check_sentence_piece, check_tokenizer_json
+from keras_tfm.runtime.tokenizers.tokenizer_limits import check_sentence_piece, read_tokenizer_json
 
 # A tokenizer decodes bytes that are not, or not yet, a character to this.
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -123,7 +121,7 @@ class _HuggingFace(Tokenizer):
 
     def __init__(self, content: bytes, options: Mapping[str, Any]):
         package = _import("tokenizers")
-        check_tokenizer_json(content)
+        settings = read_tokenizer_json(content)["model"]
         with refusing("not a tokenizer.json"):
             if options:
                 raise ValueError(f"unknown options {list(options)}")
@@ -133,15 +131,13 @@ class _HuggingFace(Tokenizer):
             self.size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
             decoder = self._tokenizer.decoder
             self._has_bytes = decoder is not None and b"ByteFallback" in decoder.__getstate__()
+            # A Unigram model has a number, which the package tells only with the whole model.
+            self._unknown = getattr(self._tokenizer.model, "unk_token", settings.get("unk_id"))
 
-    @functools.cached_property
+    @property
     def _unknown_id(self) -> int | None:
-        model = self._tokenizer.model
-        if hasattr(model, "unk_token"):
-            return None if model.unk_token is None else self._tokenizer.token_to_id(model.unk_token)
-        # That of a Unigram model is a number, which the package tells only with the whole model.
-        number: int | None = json.loads(model.__getstate__()).get("unk_id")
-        return number
+        name = self._unknown
+        return self._tokenizer.token_to_id(name) if isinstance(name, str) else name
 
     def _encode(self, text: str, end_ids: Collection[int]) -> list[int]:
         with refusing(f"the tokenizer cannot read {excerpt(text)}"):

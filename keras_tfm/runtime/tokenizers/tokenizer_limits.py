@@ -61,22 +61,26 @@ class _Weights:
             self.change(least=new)
 
 
-def check_tokenizer_json(content: bytes) -> None:
-    """Raises ValueError unless a tokenizer can be built and run in bounded memory and time.
+def read_tokenizer_json(content: bytes) -> dict[str, Any]:
+    """The settings of a tokenizer that can be built and run in bounded memory and time.
 
     Args:
         content: the bytes of a tokenizer.json.
 
-    >>> from keras_tfm.runtime.tokenizers.tokenizer_limits import check_tokenizer_json
+    Raises:
+        ValueError: they cannot be read, or describe another tokenizer.
+
+    >>> from keras_tfm.runtime.tokenizers.tokenizer_limits import read_tokenizer_json
     >>> doubled = '{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}'
     >>> text = '{"normalizer": {"type": "Sequence", "normalizers": [%s]}, "model": {"vocab": {}}}'
-    >>> check_tokenizer_json((text % doubled).encode())
-    >>> check_tokenizer_json((text % ", ".join([doubled] * 30)).encode())
+    >>> read_tokenizer_json((text % doubled).encode())["model"]
+    {'vocab': {}}
+    >>> read_tokenizer_json((text % ", ".join([doubled] * 30)).encode())
     Traceback (most recent call last):
     ValueError: it makes up to 512 characters of one of a text, more than 256
     """
     try:
-        settings = json.loads(content)
+        settings: dict[str, Any] = json.loads(content)
     except (RecursionError, ValueError) as error:
         raise ValueError(f"not a tokenizer.json ({error})") from None
     try:
@@ -89,6 +93,7 @@ def check_tokenizer_json(content: bytes) -> None:
         _check_growth(decoder, "token")
     except (AttributeError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"not a tokenizer.json ({error!r})"[:200]) from None
+    return settings
 
 
 _CHILDREN = {
