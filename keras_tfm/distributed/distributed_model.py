@@ -161,10 +161,20 @@ class DistributedModel(keras.Model):
         known = optimizer_internals.trained_variables(innermost(self.optimizer))
         return tuple(map(id, known)) == self._weights_to_train()
 
+    def _forget_other_weights(self) -> None:
+        """Lets the next `fit` make a new function if the one that is traced trains other weights.
+
+        A callback may have changed `trainable` since it was made for the weights in its key.
+        """
+        key = self._functions.current.get("train", (None,) * 3)
+        if not tf.executing_eagerly() and key[2] not in (None, self._weights_to_train()):
+            self._functions.forget("train")
+
     def train_step(self, data: Tensors) -> dict[str, Tensors]:
         """One optimizer step on one batch."""
         if not self.trainable_variables:  # Keras warns
             return super().train_step(data)
+        self._forget_other_weights()
         batch = keras.utils.unpack_x_y_sample_weight(data)
         rows = self._begin(batch)
         if self.gradient_accumulation_steps == 1:

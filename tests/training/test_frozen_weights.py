@@ -80,6 +80,26 @@ def test_layers_take_turns(dtype, steps):
     assert all(changes(model, before))
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="others trace no such step")
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_what_a_callback_freezes_is_trained_again_later(epoch):
+    """During `fit` what counts is the time of the first step, as in Keras; then each `fit`."""
+    first, _, model = square_layers()
+    model.compile("adam", "mse")
+
+    def freeze(now, logs):
+        first.trainable = first.trainable and now != epoch
+
+    before = values(model)
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=freeze)
+    model.fit(Y, Y, epochs=2, verbose=0, callbacks=[callback])
+    assert changes(model, before) == [epoch > 0] * 2 + [True] * 2
+    for is_trained in (False, True):
+        first.trainable, before = is_trained, values(model)
+        model.fit(Y, Y, verbose=0)
+        assert changes(model, before) == [is_trained] * 2 + [True] * 2
+
+
 def test_a_model_without_trainable_weights_stays():
     first, second, model = square_layers()
     model.compile("sgd", "mse")
