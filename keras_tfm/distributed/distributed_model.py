@@ -23,7 +23,12 @@ from keras_tfm.distributed.row_of_zeros import (
     remove_row_of_zeros,
     zero_gradients,
 )
-from keras_tfm.distributed.trained_weights import check_trained_weights, ids_of_trained_weights
+from keras_tfm.distributed.trained_weights import (
+    check_trained_weights,
+    compile_with_optimizer_weights,
+    ids_of_trained_weights,
+    with_optimizer_weights,
+)
 
 
 @trainer_internals.build_with
@@ -104,14 +109,11 @@ class DistributedModel(keras.Model):
         config = super().get_compile_config()
         if config:
             config["gradient_accumulation_steps"] = self.gradient_accumulation_steps
-        return config
+        return with_optimizer_weights(self, config)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles with the arguments that `get_compile_config` returned."""
-        config = trainer_internals.portable_config(config)
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.built and self.optimizer is not None:
-            self.optimizer.build(self.trainable_variables)
+        compile_with_optimizer_weights(self, trainer_internals.portable_config(config))
 
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function of a training step, which is then traced once.

@@ -1,9 +1,17 @@
 """The weights that a model trains, which `trainable` and adapters change after `compile`."""
 
+from typing import Any
+
 import keras
 
 from keras_tfm import optimizer_internals
 from keras_tfm.distributed.global_gradients import innermost
+from keras_tfm.keras_internals import sublayers
+
+Config = dict[str, Any]
+
+# Of a compile configuration: the weights for which the optimizer was built, by their number.
+_KEY = "optimizer_weights"
 
 
 def ids_of_trained_weights(model: keras.Model) -> tuple[int, ...]:
@@ -30,3 +38,31 @@ def check_trained_weights(model: keras.Model) -> None:
             f"the trainable weights of {model.name} are not those of its optimizer: {what}; "
             "call compile again, with a new optimizer"
         )
+
+
+def with_optimizer_weights(model: keras.Model, config: Config) -> Config:
+    """A compile configuration that knows for which weights the optimizer was built.
+
+    Those that were frozen since are among them, and a file has their moments. Not beside adapters,
+    which a file has merged into other weights.
+    """
+    optimizer = innermost(model.optimizer) if config else None
+    if optimizer is None or not optimizer.built:
+        return config
+    if any(getattr(x, "lora_enabled", False) for x in sublayers(model)):
+        return config
+    known = [id(v) for v in optimizer_internals.trained_variables(optimizer)]
+    numbers = {id(v): i for i, v in enumerate(model.weights)}
+    if tuple(known) == ids_of_trained_weights(model) or not numbers.keys() >= set(known):
+        return config
+    return {**config, _KEY: [numbers[i] for i in known]}
+
+
+def compile_with_optimizer_weights(model: keras.Model, config: Config) -> None:
+    """Compiles a model with what `with_optimizer_weights` returned, and builds the optimizer."""
+    rest = {key: x for key, x in config.items() if key != _KEY}
+    model.compile(**keras.saving.deserialize_keras_object(rest))
+    if model.built and model.optimizer is not None:
+        weights, numbers = model.weights, config.get(_KEY)
+        trained = model.trainable_variables if numbers is None else [weights[i] for i in numbers]
+        model.optimizer.build(trained)

@@ -9,7 +9,12 @@ import keras
 from keras_tfm.distributed.global_gradients import innermost
 from keras_tfm.distributed.joint_loss import JointLoss, joint_loss
 from keras_tfm.distributed.loss_scale import scale_loss_of_half_precision
-from keras_tfm.distributed.trained_weights import check_trained_weights, ids_of_trained_weights
+from keras_tfm.distributed.trained_weights import (
+    check_trained_weights,
+    compile_with_optimizer_weights,
+    ids_of_trained_weights,
+    with_optimizer_weights,
+)
 from keras_tfm.keras_internals import (
     call_with_known_inputs,
     load_content,
@@ -118,6 +123,10 @@ else:
             """A mean over rows; other backends have one replica."""
             return value
 
+        def get_compile_config(self) -> Config:
+            """The arguments of `compile`."""
+            return with_optimizer_weights(self, super().get_compile_config())
+
         def compile_from_config(self, config: Config) -> None:
             """Compiles with the arguments of a saved model; Keras's own refuses a subclass."""
             steps = config.get("gradient_accumulation_steps", 1)
@@ -128,9 +137,7 @@ else:
                     "compile=False, and compile it with an optimizer that has "
                     f"gradient_accumulation_steps={steps}, which accumulates as many batches"
                 )
-            self.compile(**keras.saving.deserialize_keras_object(portable_config(config)))
-            if self.built and self.optimizer is not None:
-                self.optimizer.build(self.trainable_variables)
+            compile_with_optimizer_weights(self, portable_config(config))
 
     Base = keep_weights_after_errors(_Base) if keras.backend.backend() == "jax" else _Base
 

@@ -100,6 +100,24 @@ def test_what_a_callback_freezes_is_trained_again_later(epoch):
         assert changes(model, before) == [is_trained] * 2 + [True] * 2
 
 
+def test_a_file_keeps_the_moments_of_what_is_frozen(tmp_path):
+    """Keras 3.15 would lose the optimizer's state; here each step is that of the model itself."""
+    first, _, model = square_layers()
+    model.compile("adam", "mse")
+    model.fit(Y, Y, verbose=0)
+    first.trainable = False
+    model.save(tmp_path / "model.keras")
+    loaded = keras_tfm.load_model(tmp_path / "model.keras")
+    for x in (model, loaded):
+        assert not x.layers[1].trainable
+        x.fit(Y, Y, verbose=0)
+        x.layers[1].trainable = True
+        x.fit(Y, Y, verbose=0)
+    assert int(loaded.optimizer.iterations) == 3
+    for x, y in zip(values(loaded), values(model), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_a_model_without_trainable_weights_stays():
     first, second, model = square_layers()
     model.compile("sgd", "mse")
