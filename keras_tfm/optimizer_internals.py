@@ -33,11 +33,6 @@ def gradient_sum(optimizer: "keras.Optimizer") -> Callable[[Any], Any]:
     return optimizer._all_reduce_sum_gradients
 
 
-def restore_gradient_sum(optimizer: "keras.Optimizer") -> None:
-    """Undoes `set_gradient_sum`."""
-    del optimizer._all_reduce_sum_gradients
-
-
 def trained_variables(optimizer: "keras.Optimizer") -> list[Any]:
     """The variables for which an optimizer was built."""
     return optimizer._trainable_variables

@@ -35,7 +35,7 @@ def test_gradient_sum():
     assert optimizer_internals.gradient_sum(optimizer) is double
     optimizer.apply([tf.constant([1.0])], [variable])
     assert variable.numpy().tolist() == [3.0] and seen == [1]
-    optimizer_internals.restore_gradient_sum(optimizer)
+    optimizer_internals.set_gradient_sum(optimizer, default)
     assert optimizer_internals.gradient_sum(optimizer) == default
     optimizer.apply([tf.constant([1.0])], [variable])
     assert variable.numpy().tolist() == [2.0]

@@ -53,11 +53,6 @@ def sum_unless_the_model_does(
     optimizer_internals.set_gradient_sum(innermost(optimizer), sums)
 
 
-def sums_are_left_to_the_model(optimizer: keras.Optimizer) -> bool:
-    """Whether `leave_sums_to_the_model` was called for the optimizer."""
-    return optimizer_internals.gradient_sum(innermost(optimizer)) is _leave_unchanged
-
-
 def innermost(optimizer: keras.Optimizer) -> keras.Optimizer:
     """The optimizer inside a `LossScaleOptimizer`, or else the optimizer itself."""
     return getattr(optimizer, "inner_optimizer", optimizer)

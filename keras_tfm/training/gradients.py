@@ -4,14 +4,9 @@ import keras
 from keras import ops
 
 from keras_tfm import keras_internals
-from keras_tfm.distributed.global_gradients import (
-    innermost,
-    leave_sums_to_the_model,
-    sum_over_replicas,
-    sums_are_left_to_the_model,
-)
+from keras_tfm.distributed.global_gradients import innermost, leave_sums_to_the_model
 from keras_tfm.layers.types import Tensor
-from keras_tfm.optimizer_internals import restore_gradient_sum
+from keras_tfm.optimizer_internals import gradient_sum, set_gradient_sum, trained_variables
 
 
 class GradientWatch:
@@ -43,9 +38,8 @@ class GradientWatch:
             )
         self._apply = self._optimizer.apply
         self._optimizer.apply = self.apply
-        self._sums = not sums_are_left_to_the_model(self._optimizer)
-        if self._sums:
-            leave_sums_to_the_model(self._optimizer)
+        self._sum = gradient_sum(self._optimizer)
+        leave_sums_to_the_model(self._optimizer)
         self._optimizer._gradient_watch = self
         self._guard = False
         self.retrace()
@@ -84,7 +78,9 @@ class GradientWatch:
         self, grads: list[Tensor], trainable_variables: list[keras.Variable] | None = None
     ) -> None:
         """Replaces the optimizer's `apply`."""
-        grads = sum_over_replicas(list(grads)) if self._sums else list(grads)
+        if trainable_variables is None:
+            trainable_variables = trained_variables(self._optimizer)
+        grads = [x for x, _ in self._sum(list(zip(grads, trainable_variables, strict=True)))]
         squares = [_square(g) for g in grads if g is not None]
         if squares:
             norm = ops.sqrt(sum(squares))
@@ -95,7 +91,7 @@ class GradientWatch:
         self._apply(grads, trainable_variables)
 
     def _apply_if(
-        self, finite: Tensor, grads: list[Tensor], variables: list[keras.Variable] | None
+        self, finite: Tensor, grads: list[Tensor], variables: list[keras.Variable]
     ) -> None:
         """One step if `finite`; otherwise none, and the layers' state from before."""
         for variable, before in self._state:
@@ -117,8 +113,7 @@ class GradientWatch:
         if getattr(self._optimizer, "_gradient_watch", None) is self:
             for name in ("apply", "_gradient_watch"):
                 delattr(self._optimizer, name)
-            if self._sums:
-                restore_gradient_sum(self._optimizer)
+            set_gradient_sum(self._optimizer, self._sum)
             self._model.train_function = None
 
 

@@ -84,6 +84,47 @@ def momentum(strategy):
     return weights
 
 
+class OwnStep(Model):
+    """It leaves a step to the base class."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class OwnGradients(Model):
+    """It applies gradients itself."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def own_steps(strategy):
+    """The norm, weights and moving means with a watch, and weights after a step without it."""
+    found = []
+    for kind in (OwnStep, OwnGradients):
+        with strategy.scope():
+            x = keras.Input((3,), name="x")
+            dense = keras.layers.Dense(2, kernel_initializer="ones", name="dense")
+            norm = keras.layers.BatchNormalization(trainable=kind is OwnGradients, name="norm")
+            model = kind(x, dense(norm(x)))
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        watch = GradientWatch.of(model)
+        model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+        means = norm.moving_mean
+        means = [np.ravel(v).tolist() for v in getattr(means.value, "values", [means.value])]
+        first = np.ravel(dense.kernel).tolist()
+        watch.remove()
+        model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+        weights = np.ravel(dense.kernel).tolist()
+        found.append([float(keras.ops.convert_to_numpy(watch.norm)), first, weights, means])
+    return found
+
+
 def not_finite(strategy):
     """A row on the second replica; the error, and the weights afterwards."""
     model = model_of(strategy, lambda: keras.optimizers.SGD(0.1))
@@ -139,6 +180,7 @@ if __name__ == "__main__":
         "metrics": metrics,
         "clipped": clipped,
         "momentum": momentum,
+        "own_steps": own_steps,
         "not_finite": not_finite,
         "generated": generated,
         "dino": dino,

@@ -16,7 +16,9 @@ SCRIPT = Path(__file__).with_name("on_two_replicas.py")
 
 @pytest.fixture(scope="module")
 def results():
-    return results_of("metrics", "clipped", "momentum", "not_finite", "generated", "dino")
+    return results_of(
+        "metrics", "clipped", "momentum", "own_steps", "not_finite", "generated", "dino"
+    )
 
 
 def results_of(*cases):
@@ -55,6 +57,17 @@ def test_the_steps_are_the_same(results):
     one, two = (np.array(x["momentum"]) for x in results)
     np.testing.assert_allclose(two, one, rtol=0.0, atol=1e-6)
     np.testing.assert_allclose(one[1], one[0], rtol=0.0, atol=1e-6)  # with a scaled loss
+
+
+def test_a_train_step_of_a_subclass_keeps_its_sums(results):
+    """With a watch of the gradients, and after it: those of the model, or else the optimizer's."""
+    one, two = (x["own_steps"] for x in results)
+    (norm, *weights, _), (expected, *others, _) = two[0], one[0]
+    assert norm == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(weights, others, rtol=0.0, atol=1e-6)
+    *_, (mean,) = one[1]
+    *_, means = two[1]
+    np.testing.assert_allclose(means, [mean, mean], rtol=0.0, atol=1e-6)
 
 
 def test_a_row_of_the_second_replica_stops_both(results):
