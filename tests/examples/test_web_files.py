@@ -8,7 +8,7 @@ import pytest
 from kinds_of_files import KINDS, file_of
 from manifest_lies import NOT_ON_THE_WEB, run_web
 from odd_tokenizers import CATASTROPHIC, PUBLISHED, WITHOUT_END, content, with_unknown_words
-from small_exports import classifier_file, small_file
+from small_exports import classifier_file
 from small_tokenizers import byte_fallback, byte_pairs, word_pieces, words
 from small_writers import END, written
 from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
@@ -101,7 +101,7 @@ def test_tokenizers_that_never_end_are_refused(tmp_path):
     }
     cases = {
         "model": str(classifier_file().path),
-        "generating": str(small_file().path),
+        "generating": str(file_of("beam")),
         "unseen": unseen,
         "refused": {name: json.loads(content(**x)) for name, x in refused.items()},
         "forever": CATASTROPHIC,
