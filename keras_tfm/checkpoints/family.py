@@ -25,7 +25,8 @@ class Architecture:
             head apart.
         prefixes: prefixes of the tensors that only models with this head have.
         decoder: bool, whether an encoder-decoder with this head has its decoder. Default: either.
-        prefix: str, the prefix of names in the files of this class. Default: `Names.prefix`.
+        prefix: str, the prefix of names in the files of this class. Default: none without a head,
+            else `Names.prefix`.
     """
 
     make: Callable[[keras.Model, Config], keras.Model] = lambda model, config: model
@@ -61,7 +62,6 @@ class Family:
         architectures: dict of `Architecture` by name.
         is_of: function of a model of the builder that tells whether it is of this `model_type`.
         names: `Names`, how the names in the files differ from those in the table.
-        base: str, the architecture whose tensor names have no prefix.
         constants: function of a model that returns the tensors that are not weights here, because
             the configuration determines their values. They are saved, and compared when loaded.
         preprocessor: function of a model that returns the fields of `preprocessor_config.json`, for
@@ -86,7 +86,6 @@ class Family:
     architectures: Mapping[str, Architecture]
     is_of: Callable[[Model], bool] = lambda model: True
     names: Names = field(default_factory=Names)
-    base: str = ""
     constants: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
     preprocessor: Callable[[Model], Fields | None] = lambda model: None
     tokenizer: Callable[[Model], dict[str, Fields]] = lambda model: {}
@@ -94,6 +93,12 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     has_own_blocks: bool = False
     not_saved: tuple[str, ...] = ("image_size", "audio")
+
+    @property
+    def base(self) -> str:
+        """The architecture without a head and without a prefix of its own; "" without one."""
+        without = (n for n, x in self.architectures.items() if x.kind is None and x.prefix is None)
+        return next(without, "")
 
     def entries(self, model: Model) -> list[Entry]:
         """An entry for each weight of a model."""
@@ -120,10 +125,10 @@ class Family:
 
     def prefix_of(self, architecture: str) -> str:
         """The prefix of names outside the head in files of an architecture."""
-        own = self.architectures[architecture].prefix
-        if architecture == self.base:
-            return ""
-        return self.names.prefix if own is None else own
+        own = self.architectures[architecture]
+        if own.prefix is not None:
+            return own.prefix
+        return "" if own.kind is None else self.names.prefix
 
     def leave_out_other_heads(
         self, named: Named, name: str, model: Model, entries: Iterable[Entry]

@@ -117,10 +117,9 @@ def _family(model_type: str, name: str, global_rotary: bool) -> Family:
         table=_table,
         arguments=partial(_arguments, model_type=model_type),
         fields=partial(_fields, model_type=model_type),
-        architectures=architectures(None, f"{name}ForCausalLM", f"{name}Model"),
+        architectures=architectures(name, classifies_texts=False),
         is_of=lambda model: model.arguments["global_rotary"] is global_rotary,
         names=NAMES,
-        base=f"{name}Model",
     )
 
 
@@ -280,14 +279,11 @@ def _neox_family(model_type: str, name: str, classifies_tokens: bool) -> Family:
         fields=partial(_neox_fields, model_type=model_type),
         architectures=architectures(
             name,
-            f"{name}ForCausalLM",
-            f"{name}Model",
             classifies_tokens=classifies_tokens,
             answers=OLD_PREFIX if model_type == "nemotron" else None,
         ),
         is_of=lambda model: type_of(model) == model_type,
         names=NAMES,
-        base=f"{name}Model",
     )
 
 

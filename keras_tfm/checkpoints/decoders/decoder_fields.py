@@ -127,9 +127,9 @@ def classifier_rows(model: models.Model, of_tokens: str = "classifier") -> tuple
 
 
 def architectures(
-    name: str | None,
-    language_model: str,
-    base: str,
+    name: str,
+    language_model: str | None = None,
+    classifies_texts: bool = True,
     classifies_tokens: bool = False,
     of_tokens: str = "score",
     answers: str | None = None,
@@ -137,19 +137,19 @@ def architectures(
     """The language model, the model without a head and the classifiers of a family.
 
     Args:
-        name: str, prefix of the classes in `transformers`, such as "Llama"; None if there is no
-            classifier.
-        language_model, base: str, names of the first two classes.
+        name: str, prefix of the classes in `transformers`, such as "Llama".
+        language_model: str, class of the language model. Default: the prefix and "ForCausalLM".
+        classifies_texts: bool, whether there is a classifier of texts.
         classifies_tokens: bool, whether there is a classifier of tokens, which has a bias.
         of_tokens: str, the tensor of that classifier.
         answers: str, the prefix of names in files of the class for question answering; None: there
             is none.
     """
     heads = {
-        language_model: Architecture(kind="language_model"),
-        base: Architecture(lambda model, config: models.backbone(model)),
+        language_model or f"{name}ForCausalLM": Architecture(kind="language_model"),
+        f"{name}Model": Architecture(lambda model, config: models.backbone(model)),
     }
-    if name is not None:
+    if classifies_texts:
         heads[f"{name}ForSequenceClassification"] = Architecture(
             lambda model, config: models.sequence_classifier(
                 model, config.num_labels, dropout=0.0, labels=config.labels, pooling="last"

@@ -62,10 +62,9 @@ ERNIE4_5 = Family(
     table=table,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures(None, "Ernie4_5ForCausalLM", "Ernie4_5Model"),
+    architectures=architectures("Ernie4_5", classifies_texts=False),
     is_of=lambda model: bool(model.arguments.get("interleaved")),
     names=NAMES,
-    base="Ernie4_5Model",
 )
 
 
@@ -118,8 +117,7 @@ HELIUM = Family(
     table=table,
     arguments=_helium_arguments,
     fields=_helium_fields,
-    architectures=architectures("Helium", "HeliumForCausalLM", "HeliumModel", True),
+    architectures=architectures("Helium", classifies_tokens=True),
     is_of=lambda model: model.arguments.get("model_type") == "helium",
     names=NAMES,
-    base="HeliumModel",
 )

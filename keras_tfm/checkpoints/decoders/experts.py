@@ -321,13 +321,10 @@ def _family(
         table=table,
         arguments=arguments,
         fields=fields,
-        architectures=architectures(
-            name, f"{name}ForCausalLM", f"{name}Model", classifies_tokens=True, answers=answers
-        ),
+        architectures=architectures(name, classifies_tokens=True, answers=answers),
         is_of=is_of,
         names=llama.NAMES,
         aliases=aliases,
-        base=f"{name}Model",
     )
 
 

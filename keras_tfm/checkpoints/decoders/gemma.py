@@ -178,7 +178,7 @@ def _fields(model: models.Model, architecture: str, version: int) -> Fields:
 
 
 def _family(
-    model_type: str, name: str, version: int, is_of: Callable[[models.Model], bool], base: str
+    model_type: str, version: int, is_of: Callable[[models.Model], bool], name: str
 ) -> Family:
     return Family(
         model_type=model_type,
@@ -187,17 +187,16 @@ def _family(
         arguments=partial(_arguments, version=version),
         fields=partial(_fields, version=version),
         architectures=architectures(
-            base.removesuffix("Model"), f"{name}ForCausalLM", base, classifies_tokens=version < 3
+            name, name.removesuffix("Text") + "ForCausalLM", classifies_tokens=version < 3
         ),
         is_of=is_of,
         names=NAMES,
-        base=base,
     )
 
 
 GEMMA3 = replace(
-    _family("gemma3_text", "Gemma3", 3, lambda x: x.arguments["query_key_norm"], "Gemma3TextModel"),
+    _family("gemma3_text", 3, lambda model: model.arguments["query_key_norm"], "Gemma3Text"),
     names=PART_NAMES,
 )
-GEMMA2 = _family("gemma2", "Gemma2", 2, lambda model: model.arguments["post_norm"], "Gemma2Model")
-GEMMA = _family("gemma", "Gemma", 1, lambda model: True, "GemmaModel")
+GEMMA2 = _family("gemma2", 2, lambda model: model.arguments["post_norm"], "Gemma2")
+GEMMA = _family("gemma", 1, lambda model: True, "Gemma")

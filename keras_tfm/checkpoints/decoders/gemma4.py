@@ -187,8 +187,7 @@ GEMMA4 = Family(
     table=_table,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures(None, "Gemma4ForCausalLM", "Gemma4TextModel"),
+    architectures=architectures("Gemma4Text", "Gemma4ForCausalLM", classifies_texts=False),
     names=PART_NAMES,
-    base="Gemma4TextModel",
     has_own_blocks=True,
 )

@@ -164,7 +164,6 @@ def _family(
         architectures=architectures(
             name,
             f"{name}LMHeadModel",
-            f"{name}Model",
             classifies_tokens=model_type == "gpt2",
             of_tokens="classifier",
             answers="transformer." if model_type == "gpt2" else None,
@@ -177,7 +176,6 @@ def _family(
             ignored=(r"h\.\d+\.attn\.(masked_)?bias", "position_ids"),
             transposed=r"h\.\d+\..*",
         ),
-        base=f"{name}Model",
         aliases=ALIASES,
         **rest,
     )
@@ -289,9 +287,8 @@ OPT = Family(
     table=_opt_table,
     arguments=_arguments_of_opt,
     fields=_fields_of_opt,
-    architectures=architectures("OPT", "OPTForCausalLM", "OPTModel", answers="model."),
+    architectures=architectures("OPT", answers="model."),
     # Models that were saved earlier do not have the argument.
     is_of=lambda model: bool(model.arguments.get("position_offset")),
     names=Names(prefix="model.", aliases={"lm_head.weight": _OPT_EMBEDDING}),
-    base="OPTModel",
 )

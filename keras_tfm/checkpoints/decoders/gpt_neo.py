@@ -132,12 +132,7 @@ GPT_NEO = Family(
     arguments=_arguments,
     fields=_fields,
     architectures=architectures(
-        "GPTNeo",
-        "GPTNeoForCausalLM",
-        "GPTNeoModel",
-        classifies_tokens=True,
-        of_tokens="classifier",
-        answers="transformer.",
+        "GPTNeo", classifies_tokens=True, of_tokens="classifier", answers="transformer."
     ),
     is_of=_is_neo,
     names=Names(
@@ -146,6 +141,5 @@ GPT_NEO = Family(
         # Causal masks, which older versions of transformers saved.
         ignored=(r"h\.\d+\.attn\.attention\.(masked_)?bias",),
     ),
-    base="GPTNeoModel",
     aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
 )

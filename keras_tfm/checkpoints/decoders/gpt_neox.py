@@ -180,12 +180,7 @@ GPT_NEOX = Family(
     arguments=_arguments,
     fields=_fields,
     architectures=architectures(
-        "GPTNeoX",
-        "GPTNeoXForCausalLM",
-        "GPTNeoXModel",
-        classifies_tokens=True,
-        of_tokens="classifier",
-        answers="gpt_neox.",
+        "GPTNeoX", classifies_tokens=True, of_tokens="classifier", answers="gpt_neox."
     ),
     names=Names(
         prefix="gpt_neox.",
@@ -196,7 +191,6 @@ GPT_NEOX = Family(
         modules={r"^embed_out\.": "lm_head."},
     ),
     is_of=lambda model: type_of(model) == "gpt_neox",
-    base="GPTNeoXModel",
 )
 
 
@@ -371,10 +365,9 @@ PHI = Family(
     ),
     arguments=_arguments_of_phi,
     fields=_fields_of_phi,
-    architectures=architectures("Phi", "PhiForCausalLM", "PhiModel", True),
+    architectures=architectures("Phi", classifies_tokens=True),
     is_of=lambda model: type_of(model) == "phi",
     names=NAMES,
-    base="PhiModel",
 )
 STARCODER2 = Family(
     model_type="starcoder2",
@@ -382,10 +375,9 @@ STARCODER2 = Family(
     table=partial(_rotary_table, output="o_proj", inner="c_fc", outer="c_proj", last_norm="norm"),
     arguments=_arguments_of_starcoder2,
     fields=_fields_of_starcoder2,
-    architectures=architectures("Starcoder2", "Starcoder2ForCausalLM", "Starcoder2Model", True),
+    architectures=architectures("Starcoder2", classifies_tokens=True),
     is_of=lambda model: type_of(model) == "starcoder2",
     names=NAMES,
-    base="Starcoder2Model",
 )
 
 
@@ -480,11 +472,10 @@ FALCON = Family(
     arguments=_falcon_arguments,
     fields=_falcon_fields,
     architectures=architectures(
-        "Falcon", "FalconForCausalLM", "FalconModel", True, "classifier", answers="transformer."
+        "Falcon", classifies_tokens=True, of_tokens="classifier", answers="transformer."
     ),
     is_of=lambda model: type_of(model) == "falcon",
     names=_FALCON_NAMES,
-    base="FalconModel",
 )
 
 
@@ -546,11 +537,10 @@ BLOOM = Family(
     arguments=_bloom_arguments,
     fields=_bloom_fields,
     architectures=architectures(
-        "Bloom", "BloomForCausalLM", "BloomModel", True, "classifier", answers="transformer."
+        "Bloom", classifies_tokens=True, of_tokens="classifier", answers="transformer."
     ),
     is_of=lambda model: type_of(model) == "bloom",
     names=_FALCON_NAMES,
-    base="BloomModel",
     aliases={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
     not_saved=("max_length",),
 )
@@ -637,17 +627,15 @@ def _gptj_fields(model: models.Model, architecture: str) -> Fields:
     }
 
 
-def _gptj_family(model_type: str, name: str, classifier: str | None) -> Family:
+def _gptj_family(model_type: str, name: str, is_first: bool) -> Family:
     return Family(
         model_type=model_type,
         builder=models.gpt_neox,
         table=_gptj_table,
-        arguments=partial(
-            _gptj_arguments, model_type=None if model_type == "gptj" else model_type
-        ),
+        arguments=partial(_gptj_arguments, model_type=None if is_first else model_type),
         fields=_gptj_fields,
         architectures=architectures(
-            classifier, f"{name}ForCausalLM", f"{name}Model", answers=classifier and "transformer."
+            name, classifies_texts=is_first, answers="transformer." if is_first else None
         ),
         is_of=lambda model: type_of(model) == model_type,
         names=Names(
@@ -656,7 +644,6 @@ def _gptj_family(model_type: str, name: str, classifier: str | None) -> Family:
             # Masks and angles, which older versions of transformers saved.
             ignored=(r"h\.\d+\.attn\.((masked_)?bias|causal_mask|embed_positions)",),
         ),
-        base=f"{name}Model",
         aliases={
             "max_position_embeddings": "n_positions", "hidden_size": "n_embd",
             "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
@@ -664,5 +651,5 @@ def _gptj_family(model_type: str, name: str, classifier: str | None) -> Family:
     )  # fmt: skip
 
 
-GPTJ = _gptj_family("gptj", "GPTJ", "GPTJ")
-CODEGEN = _gptj_family("codegen", "CodeGen", None)
+GPTJ = _gptj_family("gptj", "GPTJ", is_first=True)
+CODEGEN = _gptj_family("codegen", "CodeGen", is_first=False)

@@ -84,10 +84,9 @@ GRANITE_MOE = Family(
     table=lambda model: (*table(model), *stacked_rows(EXPERTS)),
     arguments=_moe_arguments,
     fields=_moe_fields,
-    architectures=architectures(None, "GraniteMoeForCausalLM", "GraniteMoeModel"),
+    architectures=architectures("GraniteMoe", classifies_texts=False),
     is_of=lambda model: experts_of(model) is not None,
     names=replace(NAMES, stacked=STACKED),
-    base="GraniteMoeModel",
 )
 GRANITE = Family(
     model_type="granite",
@@ -95,7 +94,6 @@ GRANITE = Family(
     table=table,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures(None, "GraniteForCausalLM", "GraniteModel"),
+    architectures=architectures("Granite", classifies_texts=False),
     names=NAMES,
-    base="GraniteModel",
 )

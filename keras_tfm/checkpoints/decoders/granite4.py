@@ -221,9 +221,8 @@ GRANITE4 = Family(
     table=_table,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures(None, "GraniteMoeHybridForCausalLM", "GraniteMoeHybridModel"),
+    architectures=architectures("GraniteMoeHybrid", classifies_texts=False),
     names=replace(llama.NAMES, stacked=STACKED),
-    base="GraniteMoeHybridModel",
     aliases={"layers_block_type": "layer_types"},
 )
 
@@ -320,9 +319,8 @@ FALCON_H1 = Family(
     table=_falcon_h1_table,
     arguments=_falcon_h1_arguments,
     fields=_falcon_h1_fields,
-    architectures=architectures(None, "FalconH1ForCausalLM", "FalconH1Model"),
+    architectures=architectures("FalconH1", classifies_texts=False),
     names=llama.NAMES,
-    base="FalconH1Model",
     aliases={"layer_types": "layers_block_type"},
 )
 
@@ -395,11 +393,10 @@ MAMBA2 = Family(
     table=_mamba2_table,
     arguments=_mamba2_arguments,
     fields=_mamba2_fields,
-    architectures=architectures(None, "Mamba2ForCausalLM", "Mamba2Model"),
+    architectures=architectures("Mamba2", classifies_texts=False),
     names=Names(
         prefix="backbone.",
         aliases={"lm_head.weight": "embeddings.weight"},
         renamed={r"^embedding\.": "embeddings."},  # of the original code
     ),
-    base="Mamba2Model",
 )

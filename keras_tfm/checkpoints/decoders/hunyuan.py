@@ -92,10 +92,7 @@ HUNYUAN = Family(
     table=_table,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures(
-        "HunYuanDenseV1", "HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Model"
-    ),
+    architectures=architectures("HunYuanDenseV1"),
     is_of=lambda model: bool(model.arguments.get("rotate_first")),
     names=llama.NAMES,
-    base="HunYuanDenseV1Model",
 )

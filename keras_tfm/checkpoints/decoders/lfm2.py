@@ -302,10 +302,9 @@ LFM2_MOE = Family(
     table=partial(_table, is_third=False),
     arguments=_moe_arguments,
     fields=_moe_fields,
-    architectures=architectures(None, "Lfm2MoeForCausalLM", "Lfm2MoeModel"),
+    architectures=architectures("Lfm2Moe", classifies_texts=False),
     is_of=lambda model: experts_of(model) is not None and not _is_third(model),
     names=llama.NAMES,
-    base="Lfm2MoeModel",
 )
 LFM3 = Family(
     model_type="lfm3",
@@ -313,7 +312,7 @@ LFM3 = Family(
     table=partial(_table, is_third=True),
     arguments=_lfm3_arguments,
     fields=_lfm3_fields,
-    architectures=architectures(None, "Lfm3ForCausalLM", "Lfm3Model"),
+    architectures=architectures("Lfm3", classifies_texts=False),
     is_of=_is_third,
     # As in the class of transformers, which renames it when it reads and writes a folder.
     names=replace(
@@ -322,7 +321,6 @@ LFM3 = Family(
         modules={r"\.self_attn\.gate_proj\.": ".self_attn.g_proj."},
     ),
     aliases={"rms_norm_eps": "norm_eps"},
-    base="Lfm3Model",
 )
 LFM2 = Family(
     model_type="lfm2",
@@ -330,8 +328,7 @@ LFM2 = Family(
     table=partial(_table, is_third=False),
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures(None, "Lfm2ForCausalLM", "Lfm2Model"),
+    architectures=architectures("Lfm2", classifies_texts=False),
     is_of=lambda model: not _is_third(model),
     names=llama.NAMES,
-    base="Lfm2Model",
 )

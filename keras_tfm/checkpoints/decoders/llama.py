@@ -297,14 +297,11 @@ def _family(
         fields=partial(_fields, model_type=model_type),
         architectures=architectures(
             name,
-            f"{name}ForCausalLM",
-            f"{name}Model",
             classifies_tokens=True,
             answers=NAMES.prefix if model_type == "mistral" else OLD_PREFIX,
         ),
         is_of=is_of,
         names=PART_NAMES if model_type == "mistral" else NAMES,
-        base=f"{name}Model",
     )
 
 

@@ -87,14 +87,7 @@ MINISTRAL3 = Family(
     table=llama.table,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures(
-        "Ministral3",
-        "Ministral3ForCausalLM",
-        "Ministral3Model",
-        classifies_tokens=True,
-        answers=llama.NAMES.prefix,
-    ),
+    architectures=architectures("Ministral3", classifies_tokens=True, answers=llama.NAMES.prefix),
     is_of=lambda model: model.arguments.get("query_beta") is not None,
     names=llama.PART_NAMES,
-    base="Ministral3Model",
 )

@@ -201,14 +201,11 @@ def _family(
         fields=fields,
         architectures=architectures(
             name,
-            f"{name}ForCausalLM",
-            f"{name}Model",
             classifies_tokens=model_type == "exaone4",
             answers=OLD_PREFIX if model_type == "exaone4" else None,
         ),
         is_of=lambda model: model_type == _type_of(model),
         names=NAMES,
-        base=f"{name}Model",
     )
 
 

@@ -83,9 +83,8 @@ PHI3 = Family(
     table=_table,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures("Phi3", "Phi3ForCausalLM", "Phi3Model", True),
+    architectures=architectures("Phi3", classifies_tokens=True),
     names=llama.NAMES,
-    base="Phi3Model",
     not_saved=("long_texts",),
 )
 
@@ -140,10 +139,9 @@ def _glm_family(model_type: str, name: str, post_norm: bool) -> Family:
         table=_glm_table,
         arguments=partial(_glm_arguments, post_norm=post_norm),
         fields=_glm_fields,
-        architectures=architectures(name, f"{name}ForCausalLM", f"{name}Model", True),
+        architectures=architectures(name, classifies_tokens=True),
         is_of=lambda model: model.arguments["post_norm"] == post_norm,
         names=llama.NAMES,
-        base=f"{name}Model",
     )
 
 

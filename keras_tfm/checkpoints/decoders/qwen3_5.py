@@ -99,12 +99,11 @@ QWEN3_5 = Family(
     table=_table,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures("Qwen3_5Text", "Qwen3_5ForCausalLM", "Qwen3_5TextModel"),
+    architectures=architectures("Qwen3_5Text", "Qwen3_5ForCausalLM"),
     names=Names(
         prefix="model.",
         aliases={"lm_head.weight": "embed_tokens.weight"},
         ignored=(r".*rotary_emb\.inv_freq", r"(mtp|visual)\..*"),
         renamed={r"^language_model\.": ""},
     ),
-    base="Qwen3_5TextModel",
 )

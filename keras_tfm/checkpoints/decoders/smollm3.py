@@ -95,13 +95,6 @@ SMOLLM3 = Family(
     table=table,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures(
-        "SmolLM3",
-        "SmolLM3ForCausalLM",
-        "SmolLM3Model",
-        classifies_tokens=True,
-        answers=OLD_PREFIX,
-    ),
+    architectures=architectures("SmolLM3", classifies_tokens=True, answers=OLD_PREFIX),
     names=NAMES,
-    base="SmolLM3Model",
 )

@@ -266,7 +266,6 @@ def _family(
             },
             ignored=(r"(encoder|decoder)\.(version|embed_positions\.weights)",),  # of old files
         ),
-        base=f"{name}Model",
         aliases=ALIASES,
     )
 

@@ -173,7 +173,6 @@ MOONSHINE = Family(
         "MoonshineModel": Architecture(lambda model, config: models.backbone(model)),
     },
     names=Names(prefix="model.", aliases={"proj_out.weight": "decoder.embed_tokens.weight"}),
-    base="MoonshineModel",
     aliases={
         "num_key_value_heads": "decoder_num_key_value_heads",
         "num_attention_heads": "decoder_num_attention_heads",

@@ -221,6 +221,5 @@ MOONSHINE_STREAMING = Family(
         "MoonshineStreamingModel": Architecture(lambda model, config: models.backbone(model)),
     },
     names=Names(prefix="model.", aliases={"proj_out.weight": "decoder.embed_tokens.weight"}),
-    base="MoonshineStreamingModel",
     preprocessor=save_preprocessor,
 )

@@ -316,5 +316,4 @@ T5GEMMA = Family(
         aliases={OUTPUT: "decoder.embed_tokens.weight"},
         ignored=(r".*rotary_emb\.inv_freq",),
     ),
-    base="T5GemmaModel",
 )

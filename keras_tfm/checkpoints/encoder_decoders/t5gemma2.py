@@ -173,7 +173,6 @@ T5GEMMA2 = Family(
         renamed={r"^encoder\.text_model\.": "encoder."},
         modules={r"\bencoder\.(layers|norm|embed_tokens)\.": r"encoder.text_model.\1."},
     ),
-    base="T5Gemma2Model",
     unused=_unused_tensors,
     aliases={"image_token_id": "image_token_index", "eoi_token_id": "eoi_token_index"},
 )

@@ -174,7 +174,6 @@ WHISPER = Family(
         "WhisperModel": Architecture(lambda model, config: models.backbone(model)),
     },
     names=Names(prefix="model.", aliases={"proj_out.weight": "decoder.embed_tokens.weight"}),
-    base="WhisperModel",
     aliases={**ALIASES, "num_key_value_heads": "encoder_attention_heads"},
     preprocessor=_preprocessor,
 )

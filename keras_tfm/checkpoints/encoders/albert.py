@@ -98,5 +98,4 @@ ALBERT = Family(
         },
         ignored=(r"embeddings\.(position_ids|token_type_ids)",),
     ),
-    base="AlbertModel",
 )

@@ -233,5 +233,4 @@ BERT = Family(
         # Old names, from the first conversion of Google's checkpoints.
         renamed={r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"},
     ),
-    base="BertModel",
 )

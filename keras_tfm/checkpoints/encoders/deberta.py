@@ -198,5 +198,4 @@ DEBERTA = Family(
             r"^lm_predictions\.lm_head\.": f"{_HEAD}.transform.",
         },
     ),
-    base="DebertaV2Model",
 )

@@ -102,7 +102,6 @@ DISTILBERT = Family(
         aliases={"vocab_projector.weight": "embeddings.word_embeddings.weight"},
         ignored=(r"embeddings\.position_ids",),
     ),
-    base="DistilBertModel",
     aliases={
         "hidden_size": "dim",
         "num_attention_heads": "n_heads",

@@ -77,5 +77,4 @@ ELECTRA = Family(
         aliases={"generator_lm_head.weight": "embeddings.word_embeddings.weight"},
         ignored=(r"embeddings\.(position_ids|token_type_ids)",),
     ),
-    base="ElectraModel",
 )

@@ -119,5 +119,4 @@ EUROBERT = Family(
     # Models that were saved earlier do not have the argument.
     is_of=lambda model: model.arguments.get("classifier_activation") is not None,
     names=llama.NAMES,
-    base="EuroBertModel",
 )

@@ -104,5 +104,4 @@ GTE = Family(
         # The prefix in files of the authors' code.
         renamed={r"^new\.": ""},
     ),
-    base="GteModel",
 )

@@ -165,6 +165,5 @@ MOBILEBERT = Family(
         },
         ignored=(r"embeddings\.(position_ids|token_type_ids)",),
     ),
-    base="MobileBertModel",
     unused=_unused_tensors,
 )

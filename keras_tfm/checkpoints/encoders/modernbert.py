@@ -220,7 +220,6 @@ MODERNBERT = Family(
         prefix="model.",
         aliases={"decoder.weight": "embeddings.tok_embeddings.weight"},
     ),
-    base="ModernBertModel",
 )
 
 
@@ -317,5 +316,4 @@ MODERNBERT_DECODER = Family(
         ),
     },
     names=Names(prefix="model.", aliases={"decoder.weight": _EMBEDDING}),
-    base="ModernBertDecoderModel",
 )

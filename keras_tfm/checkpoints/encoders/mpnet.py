@@ -92,5 +92,4 @@ MPNET = Family(
         },
         ignored=(r"embeddings\.position_ids",),
     ),
-    base="MPNetModel",
 )

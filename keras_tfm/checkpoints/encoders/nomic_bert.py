@@ -155,5 +155,4 @@ NOMIC_BERT = Family(
         # The prefix in files of Nomic's own code.
         renamed={r"^bert\.": ""},
     ),
-    base="NomicBertModel",
 )

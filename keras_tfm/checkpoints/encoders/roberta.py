@@ -91,19 +91,16 @@ ROBERTA = Family(
         },
         ignored=(r"embeddings\.(position_ids|token_type_ids)",),
     ),
-    base="RobertaModel",
 )
 XLM_ROBERTA = replace(
     ROBERTA,
     model_type="xlm-roberta",
     architectures=architectures("XLMRoberta"),
     is_of=lambda model: model.arguments["multilingual"],
-    base="XLMRobertaModel",
 )
 CAMEMBERT = replace(
     ROBERTA,
     model_type="camembert",
     architectures=architectures("Camembert"),
     is_of=_is_camembert,
-    base="CamembertModel",
 )

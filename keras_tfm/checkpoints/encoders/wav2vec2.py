@@ -328,7 +328,6 @@ WAV2VEC2 = Family(
             rf"{_POSITIONS}\.weight_v": f"{_WEIGHT_NORM}1",
         },
     ),
-    base="Wav2Vec2Model",
     preprocessor=_preprocessor,
     tokenizer=_save_labels,
 )
@@ -338,5 +337,4 @@ HUBERT = replace(
     architectures=_architectures("Hubert"),
     is_of=lambda model: model.arguments["hubert"],
     names=replace(WAV2VEC2.names, prefix="hubert."),
-    base="HubertModel",
 )

@@ -62,5 +62,4 @@ FLAVA_CODEBOOK = Family(
     arguments=_arguments,
     fields=_fields,
     architectures={"FlavaImageCodebook": Architecture()},
-    base="FlavaImageCodebook",
 )

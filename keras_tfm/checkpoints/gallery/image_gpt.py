@@ -96,6 +96,5 @@ IMAGE_GPT = Family(
         ignored=(r"h\.\d+\.attn\.(masked_)?bias",),
         transposed=r"h\.\d+\..*",
     ),
-    base="ImageGPTModel",
     aliases=ALIASES,
 )

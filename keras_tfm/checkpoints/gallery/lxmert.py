@@ -190,6 +190,5 @@ LXMERT = Family(
         prefix="lxmert.",
         aliases={"cls.predictions.decoder.weight": "embeddings.word_embeddings.weight"},
     ),
-    base="LxmertModel",
     unused=_unused_tensors,
 )

@@ -239,7 +239,6 @@ CLIP = Family(
     fields=_fields,
     architectures={"CLIPModel": Architecture(kind="embedding")},
     names=Names(ignored=_IGNORED, renamed={_OF_TENSORFLOW: ""}),
-    base="CLIPModel",
 )
 CLIP_IMAGE = Family(
     model_type="clip_vision_model",
@@ -253,7 +252,6 @@ CLIP_IMAGE = Family(
         ignored=_IGNORED,
         renamed={rf"{_OF_TENSORFLOW}vision_model\.": ""},
     ),
-    base="CLIPVisionModel",
 )
 CLIP_TEXT = Family(
     model_type="clip_text_model",
@@ -267,5 +265,4 @@ CLIP_TEXT = Family(
         ignored=_IGNORED,
         renamed={rf"{_OF_TENSORFLOW}text_model\.": ""},
     ),
-    base="CLIPTextModel",
 )

@@ -159,6 +159,5 @@ DEPTH_ANYTHING = Family(
     fields=_fields,
     architectures={"DepthAnythingForDepthEstimation": Architecture(kind="depth_estimator")},
     names=Names(ignored=(r"backbone\.embeddings\.mask_token",)),
-    base="DepthAnythingForDepthEstimation",
     unused=_unread_tensors,
 )

@@ -172,6 +172,5 @@ DETR = Family(
         ),
     },
     names=Names(prefix="model.", ignored=(r".*\.num_batches_tracked",), renamed=_TIMM),
-    base="DetrModel",
     aliases=ALIASES,
 )

@@ -138,7 +138,6 @@ DINOV2 = Family(
     is_of=lambda model: _is_dinov2(model) and not _of_registers(model),
     # Training with masked patches is not supported, so the token for them is left out.
     names=Names(prefix="dinov2.", ignored=(r"embeddings\.mask_token",), renamed=NEW_ATTENTION),
-    base="Dinov2Model",
 )
 DINOV2_WITH_REGISTERS = replace(
     DINOV2,
@@ -153,6 +152,5 @@ DINOV2_WITH_REGISTERS = replace(
         ignored=(r"embeddings\.mask_token",),
         renamed=NEW_ATTENTION,
     ),
-    base="Dinov2WithRegistersModel",
     constants=unread_tokens,
 )

@@ -115,6 +115,5 @@ DINOV3 = Family(
         renamed={r"^model\.layer\.": "layer."},
         modules={r"^layer\.": "model.layer."},
     ),
-    base="DINOv3ViTModel",
     constants=partial(unread_tokens, mask_axes=3),
 )

@@ -129,6 +129,5 @@ RESNET = Family(
         ),
     },
     names=Names(prefix="resnet.", ignored=(r".*\.num_batches_tracked",)),
-    base="ResNetModel",
     constants=_batches,
 )

@@ -278,7 +278,7 @@ def _of_images(name: str, naflex: bool) -> Family:
         arguments=partial(_image_arguments, naflex=naflex),
         fields=_fields_of_images,
         architectures={
-            f"{name}VisionModel": Architecture(),
+            f"{name}VisionModel": Architecture(prefix="vision_model."),
             f"{name}{_CLASSIFIER}": Architecture(
                 lambda model, config: classifier(model, config, "mean"),
                 "image_classifier",
@@ -303,6 +303,6 @@ SIGLIP_TEXT = Family(
     table=lambda model: _text_rows(),
     arguments=_text_arguments,
     fields=lambda model, architecture: _text_fields(model.arguments),
-    architectures={"SiglipTextModel": Architecture()},
+    architectures={"SiglipTextModel": Architecture(prefix="text_model.")},
     names=Names(prefix="text_model.", ignored=_IGNORED),
 )

@@ -148,14 +148,15 @@ def _family(model_type: str, name: str) -> Family:
         table=_table,
         arguments=partial(_arguments, idefics3=idefics3),
         fields=partial(_fields, model_type=model_type),
-        architectures=architectures(None, f"{name}ForConditionalGeneration", f"{name}Model"),
+        architectures=architectures(
+            name, f"{name}ForConditionalGeneration", classifies_texts=False
+        ),
         is_of=lambda model: model.arguments["idefics3"] == idefics3,
         names=Names(
             prefix="model.",
             aliases={"lm_head.weight": _EMBEDDINGS},
             ignored=(r".*rotary_emb\.inv_freq",),
         ),
-        base=f"{name}Model",
         not_saved=("num_images",),
     )
 

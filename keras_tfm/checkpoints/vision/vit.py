@@ -164,7 +164,6 @@ VIT = Family(
     },
     is_of=lambda model: _is_vit(model) and not model.arguments["distillation_token"],
     names=Names(prefix="vit.", ignored=(r"embeddings\.mask_token",), renamed=NEW_NAMES),
-    base="ViTModel",
 )
 DEIT = replace(
     VIT,
@@ -186,5 +185,4 @@ DEIT = replace(
     },
     is_of=lambda model: _is_vit(model) and model.arguments["distillation_token"],
     names=Names(prefix="deit.", ignored=(r"embeddings\.mask_token",), renamed=NEW_NAMES),
-    base="DeiTModel",
 )
