@@ -17,6 +17,7 @@ from keras_tfm.checkpoints.keras_hub.preprocessing import Preprocessing, read_pr
 from keras_tfm.checkpoints.keras_hub.source import Source, open_preset
 from keras_tfm.checkpoints.keras_hub.variables import Variables
 from keras_tfm.checkpoints.rows import Entry
+from keras_tfm.generation.tokenizers.keras_hub import is_own_class
 from keras_tfm.keras_internals import initialize, sublayers
 from keras_tfm.models import Model, with_dtype
 from keras_tfm.models import backbone as backbone_of
@@ -128,16 +129,12 @@ def from_keras_hub(
 def _notes_on_own_classes(preprocessor: keras.Layer) -> list[str]:
     """A note if the preprocessor or its tokenizer is not KerasHub's own."""
     parts = [preprocessor, getattr(preprocessor, "tokenizer", None)]
-    own = [type(x).__name__ for x in parts if x is not None and not _is_of_keras_hub_itself(x)]
+    own = [type(x).__name__ for x in parts if x is not None and not is_own_class(x)]
     return [
         f"{name} is not KerasHub's own: what it does was compared on a few texts, and only its "
         "tokenizer and its special tokens are stored"
         for name in own
     ]
-
-
-def _is_of_keras_hub_itself(part: Any) -> bool:
-    return type(part).__module__.split(".")[0] == "keras_hub"
 
 
 def to_keras_hub(model: keras.Model, backbone: keras.Model, *, verify: bool = True) -> list[str]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from keras_tfm import models
@@ -19,7 +20,12 @@ from keras_tfm.checkpoints.keras_hub.rows import (
     norm,
     rms_norm,
 )
-from keras_tfm.checkpoints.keras_hub.settings import HubPart, Settings, refuse_encoders
+from keras_tfm.checkpoints.keras_hub.settings import (
+    HubPart,
+    Settings,
+    refuse_encoders,
+    text_arguments,
+)
 from keras_tfm.checkpoints.rows import Row
 from keras_tfm.checkpoints.transforms import ByHead, Joined, Reshaped
 from keras_tfm.keras_internals import sublayers
@@ -53,23 +59,35 @@ def _attention(
     )
 
 
-def _llama_table(model: models.Model) -> tuple[Row, ...]:
-    """The table of Llama, Mistral and Qwen."""
+def _llama_table(
+    model: models.Model,
+    attention: str = "self_attention",
+    norms: tuple[str, str] = ("self_attention_layernorm", "feedforward_layernorm"),
+) -> tuple[Row, ...]:
+    """The table of Llama, Mistral, Qwen and Phi-3.
+
+    Args:
+        model: the model.
+        attention: str, name of the attention in a block.
+        norms: names of the norms before attention and before the feed-forward network.
+    """
     path, layer = "decoder_{i}", "transformer_layer_{i}"
     gates = (f"{layer}/feedforward_gate_dense", f"{layer}/feedforward_intermediate_dense")
-    norms = {
-        f"{path}/self_attention_residual/norm": f"{layer}/self_attention_layernorm",
-        f"{path}/self_attention/query_norm": f"{layer}/self_attention/query_dense_layernorm",
-        f"{path}/self_attention/key_norm": f"{layer}/self_attention/key_dense_layernorm",
-        f"{path}/feed_forward_residual/norm": f"{layer}/feedforward_layernorm",
-        "decoder_norm": "sequence_output_layernorm",
-    }
     return (
         Row("embedding/embeddings", ("token_embedding/embeddings",)),
-        *_attention(model, f"{path}/self_attention", f"{layer}/self_attention"),
+        *_attention(model, f"{path}/self_attention", f"{layer}/{attention}"),
+        *rms_norm(f"{path}/self_attention_residual/norm", f"{layer}/{norms[0]}"),
+        *(
+            row
+            for x in ("query", "key")
+            for row in rms_norm(
+                f"{path}/self_attention/{x}_norm", f"{layer}/{attention}/{x}_dense_layernorm"
+            )
+        ),
         *dense(f"{path}/feed_forward/inner", *gates, bias=False),
         *dense(f"{path}/feed_forward/outer", f"{layer}/feedforward_output_dense", bias=False),
-        *(row for weight, name in norms.items() for row in rms_norm(weight, name)),
+        *rms_norm(f"{path}/feed_forward_residual/norm", f"{layer}/{norms[1]}"),
+        *rms_norm("decoder_norm", "sequence_output_layernorm"),
         Row("output/kernel", ("token_embedding/reverse_embeddings",)),
     )
 
@@ -162,8 +180,12 @@ QWEN3 = replace(
 )
 
 
-def _gemma_table(model: models.Model) -> tuple[Row, ...]:
-    """The table of Gemma, whose norms have a scale of 1 + w."""
+def _gemma_rows(offset: float) -> tuple[Row, ...]:
+    """The rows that all Gemmas have, without attention's projections.
+
+    Args:
+        offset: float, 1 where the scale of norms is 1 + w.
+    """
     path, layer = "decoder_{i}", "decoder_block_{i}"
     norms = {
         f"{path}/self_attention_residual/norm": f"{layer}/pre_attention_norm",
@@ -177,11 +199,15 @@ def _gemma_table(model: models.Model) -> tuple[Row, ...]:
     gates = (f"{layer}/ffw_gating", f"{layer}/ffw_gating_2")
     return (
         Row("embedding/embeddings", ("token_embedding/embeddings",)),
-        *_attention(model, f"{path}/self_attention", f"{layer}/attention", heads_first=True),
         *dense(f"{path}/feed_forward/inner", *gates, bias=False),
         *dense(f"{path}/feed_forward/outer", f"{layer}/ffw_linear", bias=False),
-        *(row for weight, name in norms.items() for row in rms_norm(weight, name, offset=1.0)),
+        *(row for weight, name in norms.items() for row in rms_norm(weight, name, offset)),
     )
+
+
+def _gemma_table(model: models.Model) -> tuple[Row, ...]:
+    path, layer = "decoder_{i}/self_attention", "decoder_block_{i}/attention"
+    return (*_gemma_rows(offset=1.0), *_attention(model, path, layer, heads_first=True))
 
 
 # The builder's names of sizes that all Gemmas have, and KerasHub's.
@@ -247,15 +273,7 @@ GEMMA3 = replace(GEMMA, backbone="Gemma3Backbone", arguments=_gemma3_arguments)
 
 
 def _gpt2_arguments(settings: Settings) -> Arguments:
-    return settings.rename(
-        vocabulary_size="vocabulary_size",
-        dim="hidden_dim",
-        num_layers="num_layers",
-        num_heads="num_heads",
-        intermediate_dim="intermediate_dim",
-        dropout="dropout",
-        max_length="max_sequence_length",
-    )
+    return {**text_arguments(settings), "max_length": settings["max_sequence_length"]}
 
 
 def _gpt2_table(model: models.Model) -> tuple[Row, ...]:
@@ -320,21 +338,6 @@ def _phi3_arguments(settings: Settings) -> Arguments:
     return {**_decoder_arguments(settings), "rope_scaling": scaling, "max_length": length}
 
 
-def _phi3_table(model: models.Model) -> tuple[Row, ...]:
-    path, layer = "decoder_{i}", "transformer_layer_{i}"
-    gates = (f"{layer}/feedforward_gate_dense", f"{layer}/feedforward_intermediate_dense")
-    return (
-        Row("embedding/embeddings", ("token_embedding/embeddings",)),
-        *_attention(model, f"{path}/self_attention", f"{layer}/attention"),
-        *dense(f"{path}/feed_forward/inner", *gates, bias=False),
-        *dense(f"{path}/feed_forward/outer", f"{layer}/feedforward_output_dense", bias=False),
-        *rms_norm(f"{path}/self_attention_residual/norm", f"{layer}/pre_attention_layernorm"),
-        *rms_norm(f"{path}/feed_forward_residual/norm", f"{layer}/post_attention_layernorm"),
-        *rms_norm("decoder_norm", "sequence_output_layernorm"),
-        Row("output/kernel", ("token_embedding/reverse_embeddings",)),
-    )
-
-
 def _phi3_longest(model: models.Model) -> int:
     """The number of tokens that the chosen factors of LongRoPE are for."""
     given = model.arguments
@@ -380,7 +383,11 @@ PHI3 = HubFamily(
     "Phi3Backbone",
     models.phi3,
     _phi3_arguments,
-    _phi3_table,
+    partial(
+        _llama_table,
+        attention="attention",
+        norms=("pre_attention_layernorm", "post_attention_layernorm"),
+    ),
     longest=_phi3_longest,
     comparable=_with_long_factors,
     notes=_phi3_notes,
@@ -500,32 +507,19 @@ def _proportional_scaling(settings: Settings) -> LinearScaling | ProportionalSca
 
 
 def _gemma4_table(model: models.Model) -> tuple[Row, ...]:
-    path, layer, inputs = "decoder_{i}", "decoder_block_{i}", "layer_input_{i}"
-    norms = {
-        f"{path}/self_attention_residual/norm": f"{layer}/pre_attention_norm",
-        f"{path}/self_attention_residual/output_norm": f"{layer}/post_attention_norm",
-        f"{path}/self_attention/query_norm": f"{layer}/attention/query_norm",
-        f"{path}/self_attention/key_norm": f"{layer}/attention/key_norm",
-        f"{path}/feed_forward_residual/norm": f"{layer}/pre_ffw_norm",
-        f"{path}/feed_forward_residual/output_norm": f"{layer}/post_ffw_norm",
-        f"{inputs}/norm": f"{layer}/post_per_layer_input_norm",
-        "layer_inputs/norm": "per_layer_projection_norm",
-        "decoder_norm": "final_normalization",
-    }
+    layer, inputs = "decoder_block_{i}", "layer_input_{i}"
     projections = {
-        f"{path}/feed_forward/outer": f"{layer}/ffw_linear",
         f"{inputs}/gate": f"{layer}/per_layer_input_gate",
         f"{inputs}/output_projection": f"{layer}/per_layer_up_proj",
         "layer_inputs/projection": "per_layer_model_projection",
     }
-    gates = (f"{layer}/ffw_gating", f"{layer}/ffw_gating_2")
     return (
-        Row("embedding/embeddings", ("token_embedding/embeddings",)),
-        Row("layer_embedding/embeddings", ("per_layer_token_embedding/embeddings",)),
+        *_gemma_rows(offset=0.0),
         *(row for rows in _gemma4_attentions(model) for row in rows),
-        *dense(f"{path}/feed_forward/inner", *gates, bias=False),
+        Row("layer_embedding/embeddings", ("per_layer_token_embedding/embeddings",)),
         *_without_bias(projections),
-        *(row for weight, name in norms.items() for row in rms_norm(weight, name)),
+        *rms_norm("layer_inputs/norm", "per_layer_projection_norm"),
+        *rms_norm(f"{inputs}/norm", f"{layer}/post_per_layer_input_norm"),
         Row(f"{inputs}/scale", (f"{layer}/layer_scalar",), Reshaped((), (1,))),
     )
 

@@ -1,6 +1,7 @@
 """Encoder-decoder models of KerasHub: T5, BART, Whisper, T5Gemma and T5Gemma 2."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import keras
 
@@ -19,7 +20,7 @@ from keras_tfm.checkpoints.keras_hub.rows import (
     projections,
     rms_norm,
 )
-from keras_tfm.checkpoints.keras_hub.settings import Settings, refuse_encoders
+from keras_tfm.checkpoints.keras_hub.settings import Settings, refuse_encoders, text_arguments
 from keras_tfm.checkpoints.rows import Row
 from keras_tfm.checkpoints.transforms import Reshaped
 from keras_tfm.layers import LinearScaling, gelu_tanh
@@ -27,7 +28,7 @@ from keras_tfm.layers.types import Tensor
 from keras_tfm.models.decoders.causal_decoder import each_window
 
 _INPUTS = {"source": "encoder_token_ids", "target": "decoder_token_ids"}
-_OUTPUTS = {"features": "decoder_sequence_output"}
+_family = partial(HubFamily, inputs=_INPUTS, outputs={"features": "decoder_sequence_output"})
 _ENCODER, _DECODER = "transformer_encoder_layer_{i}", "transformer_decoder_layer_{i}"
 
 
@@ -36,20 +37,17 @@ def _blocks(backbone: keras.Model) -> list[keras.Layer]:
 
 
 def _t5_arguments(settings: Settings) -> Arguments:
-    arguments = settings.rename(
-        vocabulary_size="vocabulary_size",
-        dim="hidden_dim",
-        num_layers="num_layers",
-        num_heads="num_heads",
-        intermediate_dim="intermediate_dim",
-        head_dim="key_value_dim",
-        dropout="dropout",
-        activation="activation",
-        gated="use_gated_activation",
-        layer_norm_epsilon="layer_norm_epsilon",
-        tie_output="tie_embedding_weights",
-    )
-    return {**arguments, "pad_id": settings.pad_id_or(0)}
+    return {
+        **text_arguments(settings),
+        **settings.rename(
+            head_dim="key_value_dim",
+            activation="activation",
+            gated="use_gated_activation",
+            layer_norm_epsilon="layer_norm_epsilon",
+            tie_output="tie_embedding_weights",
+        ),
+        "pad_id": settings.pad_id_or(0),
+    }
 
 
 def _t5_stack(stack: str, layer: str, sublayers: tuple[str, ...], gated: bool) -> list[Row]:
@@ -78,7 +76,6 @@ def _t5_stack(stack: str, layer: str, sublayers: tuple[str, ...], gated: bool) -
 def _t5_table(model: models.Model) -> tuple[Row, ...]:
     gated = model.arguments["gated"]
     cross, layer = "decoder_{i}/cross_attention", f"{_DECODER}/cross_attention"
-    parts = QUERY_KEY_VALUE
     return (
         Row("embedding/embeddings", ("token_embedding/embeddings",)),
         *_t5_stack("encoder", _ENCODER, ("self_attention", "feed_forward"), gated),
@@ -87,7 +84,7 @@ def _t5_table(model: models.Model) -> tuple[Row, ...]:
         ),
         *(
             row
-            for x in parts
+            for x in QUERY_KEY_VALUE
             for row in dense(f"{cross}/{x}", f"{layer}/{x}_projector", bias=False)
         ),
         *dense(f"{cross}/output_projection", f"{layer}/output_projector", bias=False),
@@ -100,30 +97,21 @@ def _t5_logits(backbone: keras.Model, x: Tensor) -> Tensor:
     return backbone.token_embedding(x * scale, reverse=True)
 
 
-T5 = HubFamily(
+T5 = _family(
     backbone="T5Backbone",
     builder=models.t5,
     arguments=_t5_arguments,
     table=_t5_table,
-    inputs=_INPUTS,
     blocks=_blocks,
-    outputs=_OUTPUTS,
     logits=_t5_logits,
 )
 
 
 def _bart_arguments(settings: Settings) -> Arguments:
     return {
-        **settings.rename(
-            vocabulary_size="vocabulary_size",
-            dim="hidden_dim",
-            num_layers="num_layers",
-            num_heads="num_heads",
-            intermediate_dim="intermediate_dim",
-            dropout="dropout",
-            attention_dropout="dropout",
-            max_length="max_sequence_length",
-        ),
+        **text_arguments(settings),
+        "attention_dropout": settings["dropout"],
+        "max_length": settings["max_sequence_length"],
         "activation": "gelu",
         "output_bias": False,
         "pad_id": settings.pad_id_or(1),
@@ -151,20 +139,15 @@ def _bart_table(model: models.Model) -> tuple[Row, ...]:
         positions = (f"{stack}_position_embedding/embeddings",)
         rows.append(Row(f"{stack}_positions/positions", positions, Positions(2)))
         rows += norm(f"{stack}_embedding_norm", f"{stack}_embeddings_layer_norm")
-    return (
-        *rows,
-        *_stacks(model, QUERY_KEY_VALUE),
-    )
+    return (*rows, *_stacks(model, QUERY_KEY_VALUE))
 
 
-BART = HubFamily(
+BART = _family(
     backbone="BartBackbone",
     builder=models.bart,
     arguments=_bart_arguments,
     table=_bart_table,
-    inputs=_INPUTS,
     blocks=_blocks,
-    outputs=_OUTPUTS,
 )
 
 
@@ -173,17 +156,10 @@ def _whisper_arguments(settings: Settings) -> Arguments:
     if length % 2:
         settings.refuse("max_encoder_sequence_length", length, "even")
     return {
-        **settings.rename(
-            vocabulary_size="vocabulary_size",
-            dim="hidden_dim",
-            num_layers="num_layers",
-            num_heads="num_heads",
-            intermediate_dim="intermediate_dim",
-            num_mels="num_mels",
-            dropout="dropout",
-            attention_dropout="dropout",
-            max_length="max_decoder_sequence_length",
-        ),
+        **text_arguments(settings),
+        "num_mels": settings["num_mels"],
+        "attention_dropout": settings["dropout"],
+        "max_length": settings["max_decoder_sequence_length"],
         "max_source_length": length // 2,
         "activation": "gelu",
     }
@@ -213,14 +189,13 @@ def _whisper_table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-WHISPER = HubFamily(
+WHISPER = _family(
     backbone="WhisperBackbone",
     builder=models.whisper,
     arguments=_whisper_arguments,
     table=_whisper_table,
     inputs={"audio": "encoder_features", "target": "decoder_token_ids"},
     blocks=_blocks,
-    outputs=_OUTPUTS,
 )
 
 
@@ -297,10 +272,8 @@ def _gemma_blocks(backbone: keras.Model) -> list[keras.Layer]:
 
 
 def _gemma_logits(backbone: keras.Model, x: Tensor) -> Tensor:
-    logits, cap = (
-        backbone.decoder_token_embedding(x, reverse=True),
-        backbone.final_logit_softcapping,
-    )
+    logits = backbone.decoder_token_embedding(x, reverse=True)
+    cap = backbone.final_logit_softcapping
     return logits if cap is None else cap * keras.ops.tanh(logits / cap)
 
 
@@ -368,14 +341,12 @@ def _t5gemma_notes(model: models.Model) -> list[str]:
     ]
 
 
-T5GEMMA = HubFamily(
+T5GEMMA = _family(
     backbone="T5GemmaBackbone",
     builder=models.t5gemma,
     arguments=_t5gemma_arguments,
     table=_t5gemma_table,
-    inputs=_INPUTS,
     blocks=_gemma_blocks,
-    outputs=_OUTPUTS,
     logits=_gemma_logits,
     notes=_t5gemma_notes,
 )
@@ -425,13 +396,11 @@ def _t5gemma2_table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-T5GEMMA2 = HubFamily(
+T5GEMMA2 = _family(
     backbone="T5Gemma2Backbone",
     builder=models.t5gemma2,
     arguments=_t5gemma2_arguments,
     table=_t5gemma2_table,
-    inputs=_INPUTS,
     blocks=_gemma_blocks,
-    outputs=_OUTPUTS,
     logits=_gemma_logits,
 )

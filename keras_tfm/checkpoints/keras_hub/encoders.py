@@ -6,13 +6,10 @@ from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments
 from keras_tfm.checkpoints.keras_hub.family import HubFamily
 from keras_tfm.checkpoints.keras_hub.rows import HEADS, Positions, block, dense, norm
-from keras_tfm.checkpoints.keras_hub.settings import Settings
+from keras_tfm.checkpoints.keras_hub.settings import Settings, text_arguments
 from keras_tfm.checkpoints.rows import Row
 from keras_tfm.checkpoints.transforms import Same
 from keras_tfm.layers import gelu_tanh
-
-_WITH_SEGMENTS = {"tokens": "token_ids", "segments": "segment_ids"}
-_POOLED = {"features": "sequence_output", "pooled": "pooled_output"}
 
 
 def _sizes(model: models.Model) -> tuple[int, int]:
@@ -45,16 +42,11 @@ def _arguments(settings: Settings, pad_id: int = 0) -> Arguments:
         settings: the settings of the backbone.
         pad_id: int, the padding id of a backbone without a preprocessor.
     """
-    arguments = settings.rename(
-        vocabulary_size="vocabulary_size",
-        dim="hidden_dim",
-        num_layers="num_layers",
-        num_heads="num_heads",
-        intermediate_dim="intermediate_dim",
-        dropout="dropout",
-        max_length="max_sequence_length",
-    )
-    return {**arguments, "pad_id": settings.pad_id_or(pad_id)}
+    return {
+        **text_arguments(settings),
+        "max_length": settings["max_sequence_length"],
+        "pad_id": settings.pad_id_or(pad_id),
+    }
 
 
 def _bert_arguments(settings: Settings) -> Arguments:
@@ -67,8 +59,8 @@ BERT = HubFamily(
     builder=models.bert,
     arguments=_bert_arguments,
     table=_table,
-    inputs=_WITH_SEGMENTS,
-    outputs=_POOLED,
+    inputs={"tokens": "token_ids", "segments": "segment_ids"},
+    outputs={"features": "sequence_output", "pooled": "pooled_output"},
 )
 
 
@@ -119,13 +111,12 @@ def _albert_table(model: models.Model) -> tuple[Row, ...]:
     return (*rows, *projection, *block("encoder", "group_0_inner_layer_0", *_sizes(model)))
 
 
-ALBERT = HubFamily(
+ALBERT = replace(
+    BERT,
     backbone="AlbertBackbone",
     builder=models.albert,
     arguments=_albert_arguments,
     table=_albert_table,
-    inputs=_WITH_SEGMENTS,
-    outputs=_POOLED,
 )
 
 
@@ -134,7 +125,8 @@ def _electra_arguments(settings: Settings) -> Arguments:
     return {**_bert_arguments(settings), "embedding_dim": settings["embedding_dim"]}
 
 
-ELECTRA = HubFamily(
+ELECTRA = replace(
+    BERT,
     backbone="ElectraBackbone",
     builder=models.electra,
     arguments=_electra_arguments,
@@ -142,8 +134,6 @@ ELECTRA = HubFamily(
         *_table(model),
         *dense("embedding_projection", "embeddings_projection"),
     ),
-    inputs=_WITH_SEGMENTS,
-    outputs=_POOLED,
 )
 
 

@@ -11,6 +11,7 @@ import keras
 
 from keras_tfm.checkpoints.keras_hub import decoders, encoder_decoders, encoders, vision
 from keras_tfm.checkpoints.keras_hub.family import HubFamily
+from keras_tfm.generation.tokenizers.keras_hub import is_own_class
 
 FAMILIES: dict[str, HubFamily] = {
     x.backbone: x
@@ -27,7 +28,7 @@ def family_of(backbone: keras.Model) -> HubFamily:
         ValueError: its class is a subclass of KerasHub's, or of a family that is not supported.
     """
     cls = type(backbone)
-    if cls.__module__.split(".")[0] != "keras_hub":
+    if not is_own_class(backbone):
         known = [x.__name__ for x in cls.__mro__ if x.__name__ in FAMILIES]
         what = f"a subclass of {known[0]}" if known else "which KerasHub does not have"
         raise ValueError(

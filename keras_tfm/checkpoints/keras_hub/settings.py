@@ -99,6 +99,18 @@ class Settings:
         raise ValueError(f"{self.owner}: {name} must be {expected}, got {value!r}")
 
 
+def text_arguments(settings: Settings) -> Arguments:
+    """The builder's arguments that most models of texts have in common."""
+    return settings.rename(
+        vocabulary_size="vocabulary_size",
+        dim="hidden_dim",
+        num_layers="num_layers",
+        num_heads="num_heads",
+        intermediate_dim="intermediate_dim",
+        dropout="dropout",
+    )
+
+
 def refuse_encoders(settings: Settings, family: str, *names: str) -> None:
     """Raises if a model of texts has an encoder of images or sound, too.
 

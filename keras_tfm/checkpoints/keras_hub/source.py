@@ -13,7 +13,7 @@ from keras_tfm.checkpoints.keras_hub.heads import kind_of
 from keras_tfm.checkpoints.keras_hub.settings import HubPart, Settings
 from keras_tfm.checkpoints.keras_hub.variables import Variables
 from keras_tfm.checkpoints.tensors import read_json
-from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub
+from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub, is_own_class
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.optional_package import optional_package
 
@@ -55,7 +55,7 @@ class Source:
         if backbone is None:
             return cls(model, model, family_of(model), None)
         family = family_of(backbone)
-        if type(model).__module__.split(".")[0] != "keras_hub":
+        if not is_own_class(model):
             raise ValueError(
                 f"expected a task of KerasHub itself, got {type(model).__name__}, which may "
                 "compute something else: give its backbone"

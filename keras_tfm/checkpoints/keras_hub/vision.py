@@ -56,14 +56,18 @@ def _patches(settings: Settings) -> Arguments:
     }
 
 
-def _vit_arguments(settings: Settings) -> Arguments:
-    settings.only(use_mha_bias=True, use_mlp_bias=True, use_class_token=True, use_patch_bias=True)
+def _vit_and_deit_arguments(settings: Settings) -> Arguments:
+    """The builder's arguments that ViT and DeiT have in common."""
     return {
         **_patches(settings),
-        "intermediate_dim": settings["mlp_dim"],
         "attention_dropout": settings["attention_dropout"],
         "layer_norm_epsilon": settings["layer_norm_epsilon"],
     }
+
+
+def _vit_arguments(settings: Settings) -> Arguments:
+    settings.only(use_mha_bias=True, use_mlp_bias=True, use_class_token=True, use_patch_bias=True)
+    return {**_vit_and_deit_arguments(settings), "intermediate_dim": settings["mlp_dim"]}
 
 
 def _attention(model: models.Model, path: str, layer: str) -> tuple[Row, ...]:
@@ -71,46 +75,33 @@ def _attention(model: models.Model, path: str, layer: str) -> tuple[Row, ...]:
     return attention(path, layer, dim, dim // heads, (dim, dim, dim))
 
 
-def _vit_block(
-    model: models.Model, path: str, layer: str, inner: str, outer: str
-) -> tuple[Row, ...]:
-    """The rows of a block of ViT and DeiT.
+def _vit_and_deit_rows(model: models.Model, name: str, inner: str, outer: str) -> Iterator[Row]:
+    """The rows that ViT and DeiT have in common. KerasHub numbers the blocks from 1.
 
     Args:
         model: the model.
-        path, layer: the paths of our block and KerasHub's.
-        inner, outer: the paths of the dense layers in KerasHub's block.
+        name: str, how the names of KerasHub's layers begin.
+        inner, outer: str, the paths of the dense layers in KerasHub's block.
     """
-    return (
-        *norm(f"{path}/self_attention_residual/norm", f"{layer}/ln_1"),
-        *_attention(model, f"{path}/self_attention", f"{layer}/mha"),
-        *norm(f"{path}/feed_forward_residual/norm", f"{layer}/ln_2"),
-        *dense(f"{path}/feed_forward/inner", f"{layer}/{inner}"),
-        *dense(f"{path}/feed_forward/outer", f"{layer}/{outer}"),
-    )
+    yield from dense("patches/projection", f"{name}_patching_and_embedding/patch_embedding")
+    for i in range(model.arguments["num_layers"]):
+        path, layer = f"encoder_{i}", f"{name}_encoder/transformer_block_{i + 1}"
+        yield from norm(f"{path}/self_attention_residual/norm", f"{layer}/ln_1")
+        yield from _attention(model, f"{path}/self_attention", f"{layer}/mha")
+        yield from norm(f"{path}/feed_forward_residual/norm", f"{layer}/ln_2")
+        yield from dense(f"{path}/feed_forward/inner", f"{layer}/{inner}")
+        yield from dense(f"{path}/feed_forward/outer", f"{layer}/{outer}")
+    yield from norm("final_norm", f"{name}_encoder/ln")
+    yield from dense("classifier", "predictions")
 
 
 def _vit_table(model: models.Model) -> tuple[Row, ...]:
-    """KerasHub numbers the blocks from 1."""
     dim, embeddings = model.arguments["dim"], "vit_patching_and_embedding"
     token = Reshaped((1, 1, dim), (1, dim))
-    blocks = (
-        _vit_block(
-            model,
-            f"encoder_{i}",
-            f"vit_encoder/transformer_block_{i + 1}",
-            "mlp/dense_1",
-            "mlp/dense_2",
-        )
-        for i in range(model.arguments["num_layers"])
-    )
     return (
-        *dense("patches/projection", f"{embeddings}/patch_embedding"),
         Row("prefix/tokens", (f"{embeddings}/class_token",), token),
         Row("positions/positions", (f"{embeddings}/position_embedding/embeddings",)),
-        *(row for block in blocks for row in block),
-        *norm("final_norm", "vit_encoder/ln"),
-        *dense("classifier", "predictions"),
+        *_vit_and_deit_rows(model, "vit", "mlp/dense_1", "mlp/dense_2"),
     )
 
 
@@ -131,10 +122,8 @@ VIT = HubFamily(
 def _deit_arguments(settings: Settings) -> Arguments:
     settings.only(use_mha_bias=True)
     return {
-        **_patches(settings),
+        **_vit_and_deit_arguments(settings),
         "intermediate_dim": settings["intermediate_dim"],
-        "attention_dropout": settings["attention_dropout"],
-        "layer_norm_epsilon": settings["layer_norm_epsilon"],
         "distillation_token": True,
     }
 
@@ -143,23 +132,10 @@ def _deit_table(model: models.Model) -> tuple[Row, ...]:
     dim, embeddings = model.arguments["dim"], "deit_patching_and_embedding"
     token, table = Reshaped((1, 1, dim), (1, dim)), Reshaped((1, -1, dim), (-1, dim))
     tokens = (f"{embeddings}/class_token", f"{embeddings}/distillation_token")
-    blocks = (
-        _vit_block(
-            model,
-            f"encoder_{i}",
-            f"deit_encoder/transformer_block_{i + 1}",
-            "mlp/dense",
-            "output_layer/output",
-        )
-        for i in range(model.arguments["num_layers"])
-    )
     return (
-        *dense("patches/projection", f"{embeddings}/patch_embedding"),
         Row("prefix/tokens", tokens, Joined(2, axis=0, each=token)),
         Row("positions/positions", (f"{embeddings}/position_embedding",), table),
-        *(row for block in blocks for row in block),
-        *norm("final_norm", "deit_encoder/ln"),
-        *dense("classifier", "predictions"),
+        *_vit_and_deit_rows(model, "deit", "mlp/dense", "output_layer/output"),
     )
 
 
@@ -347,30 +323,42 @@ def _tower(settings: Settings) -> Arguments:
     }
 
 
-def _clip_arguments(settings: Settings) -> Arguments:
+def _clip_and_siglip_arguments(settings: Settings, *own: str) -> Arguments:
+    """The builder's arguments that CLIP and SigLIP have in common.
+
+    Args:
+        settings: the settings of the backbone.
+        own: further fields of both encoders.
+    """
     settings["vision_encoder"], settings["text_encoder"]
     image = Settings.of(settings.backbone.vision_encoder, settings.preprocessor)
     text = Settings.of(settings.backbone.text_encoder, settings.preprocessor)
-    text.only(embedding_dim=text["hidden_dim"])
+    # CLIP's encoder of texts has no projection.
+    text.only(embedding_dim=text["hidden_dim"], projection_dim=image["hidden_dim"])
     size = _size(image)
     arguments = {
         **size,
         "patch_size": image["patch_size"],
         "vocabulary_size": text["vocabulary_size"],
         "max_length": text["max_sequence_length"],
-        "end_id": None,
-        "projection_dim": settings["projection_dim"],
-        "image": {**_tower(image), "position_size": size["image_size"]},
-        "text": _tower(text),
+        "image": {
+            **_tower(image),
+            "position_size": size["image_size"],
+            **{name: image[name] for name in own},
+        },
+        "text": {**_tower(text), **{name: text[name] for name in own}},
     }
     image.check_all_read()
     text.check_all_read()
     return arguments
 
 
-def _clip_blocks(given: Arguments, path: str, layer: str) -> tuple[Row, ...]:
-    names = ("attention", "layer_norm_1", "layer_norm_2", "dense_1", "dense_2")
-    return _tower_blocks(given, path, layer, names)
+def _clip_arguments(settings: Settings) -> Arguments:
+    return {
+        **_clip_and_siglip_arguments(settings),
+        "end_id": None,
+        "projection_dim": settings["projection_dim"],
+    }
 
 
 def _tower_blocks(
@@ -394,26 +382,28 @@ def _clip_table(model: models.Model) -> tuple[Row, ...]:
     table = (f"{embedding}/position_embedding/embeddings", f"{embedding}/position_ids")
     token = Reshaped((image["dim"],), (1, image["dim"]))
     of_text = "text_encoder/embedding"
+    names = ("attention", "layer_norm_1", "layer_norm_2", "dense_1", "dense_2")
     return (
         *dense("image_patches/projection", f"{embedding}/patch_embedding", bias=False),
         Row("image_prefix/tokens", (f"{embedding}/class_embedding",), token),
         Row("image_positions/positions", table, Lookup()),
         *norm("image_embedding_norm", "vision_encoder/pre_layer_norm"),
-        *_clip_blocks(image, "image_encoder_{i}", f"vision_encoder/{blocks}"),
+        *_tower_blocks(image, "image_encoder_{i}", f"vision_encoder/{blocks}", names),
         *norm("image_final_norm", "vision_encoder/layer_norm"),
         *dense("image_projection", "vision_projection", bias=False),
         Row("text_embedding/embeddings", (f"{of_text}/token_embedding/embeddings",)),
         Row("text_positions/positions", (f"{of_text}/position_embedding/embeddings",)),
-        *_clip_blocks(text, "text_encoder_{i}", f"text_encoder/{blocks}"),
+        *_tower_blocks(text, "text_encoder_{i}", f"text_encoder/{blocks}", names),
         *norm("text_final_norm", "text_encoder/layer_norm"),
         *dense("text_projection", "text_projection", bias=False),
         Row("logit_scale/logit_scale", ("clip_head/logit_scale",)),
     )
 
 
-def _clip_pairs(ours: HubPart, theirs: HubPart) -> Iterator[tuple[str, HubPart, HubPart]]:
+def _pairs(ours: HubPart, theirs: HubPart) -> Iterator[tuple[str, HubPart, HubPart]]:
     similar = ops.matmul(ours["text_embedding"], ops.transpose(ours["image_embedding"]))
-    yield "logits", similar * ours["scale"], theirs["text_logits"]
+    logits = similar * ours["scale"] + ours.get("bias", 0.0)  # CLIP has no bias
+    yield "logits", logits, theirs["text_logits"]
 
 
 def _set_clip_epsilon(model: models.Model) -> None:
@@ -431,39 +421,19 @@ CLIP = HubFamily(
         *backbone.vision_encoder.encoder_layers,
         *backbone.text_encoder.encoder_layers,
     ],
-    pairs=_clip_pairs,
+    pairs=_pairs,
     adjust=_set_clip_epsilon,
 )
 
 
 # The vocabulary of Gemma's tokenizer, which SigLIP 2 has.
 _GEMMA_VOCABULARY = 256000
-_SIGLIP_EPSILON = 1e-6
 
 
 def _siglip_arguments(settings: Settings) -> Arguments:
-    settings["vision_encoder"], settings["text_encoder"]
-    image = Settings.of(settings.backbone.vision_encoder, settings.preprocessor)
-    text = Settings.of(settings.backbone.text_encoder, settings.preprocessor)
-    text.only(embedding_dim=text["hidden_dim"], projection_dim=image["hidden_dim"])
-    size = _size(image)
-    vocabulary_size = text["vocabulary_size"]
-    arguments = {
-        **size,
-        "patch_size": image["patch_size"],
-        "vocabulary_size": vocabulary_size,
-        "max_length": text["max_sequence_length"],
-        "pad_id": settings.pad_id_or(0 if vocabulary_size == _GEMMA_VOCABULARY else 1),
-        "image": {
-            **_tower(image),
-            "position_size": size["image_size"],
-            "layer_norm_epsilon": image["layer_norm_epsilon"],
-        },
-        "text": {**_tower(text), "layer_norm_epsilon": text["layer_norm_epsilon"]},
-    }
-    image.check_all_read()
-    text.check_all_read()
-    return arguments
+    arguments = _clip_and_siglip_arguments(settings, "layer_norm_epsilon")
+    is_second = arguments["vocabulary_size"] == _GEMMA_VOCABULARY
+    return {**arguments, "pad_id": settings.pad_id_or(0 if is_second else 1)}
 
 
 def _siglip_table(model: models.Model) -> tuple[Row, ...]:
@@ -506,14 +476,9 @@ def _siglip_table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def _siglip_pairs(ours: HubPart, theirs: HubPart) -> Iterator[tuple[str, HubPart, HubPart]]:
-    similar = ops.matmul(ours["text_embedding"], ops.transpose(ours["image_embedding"]))
-    yield "logits", similar * ours["scale"] + ours["bias"], theirs["text_logits"]
-
-
 def _set_siglip_epsilon(model: models.Model) -> None:
     """KerasHub's last norm of images has this epsilon, whatever the others have."""
-    model.get_layer("image_final_norm").epsilon = _SIGLIP_EPSILON
+    model.get_layer("image_final_norm").epsilon = 1e-6
 
 
 SIGLIP = replace(
@@ -522,7 +487,6 @@ SIGLIP = replace(
     builder=models.siglip,
     arguments=_siglip_arguments,
     table=_siglip_table,
-    pairs=_siglip_pairs,
     adjust=_set_siglip_epsilon,
     full_length=True,
 )

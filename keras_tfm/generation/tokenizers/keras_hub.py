@@ -64,16 +64,16 @@ def _alternative(layer: keras.Layer) -> str:
         return f"keras_tfm.layers has layers that can be stepped, {page}"
     backbone = getattr(layer, "backbone", layer)
     name = type(backbone).__name__
-    if name not in LANGUAGE_MODELS + OTHER_BACKBONES or not _is_own_class(backbone):
+    if name not in LANGUAGE_MODELS + OTHER_BACKBONES or not is_own_class(backbone):
         return (
             f"checkpoints.from_keras_hub has no layers for a {name}, and of language models only "
             f"for {', '.join(LANGUAGE_MODELS)}, {page}"
         )
-    what = "the same weights" if _is_own_class(layer) else "the weights of its backbone"
+    what = "the same weights" if is_own_class(layer) else "the weights of its backbone"
     return f"checkpoints.from_keras_hub makes a model of keras_tfm with {what}, {page}"
 
 
-def _is_own_class(layer: keras.Layer) -> bool:
+def is_own_class(layer: keras.Layer) -> bool:
     """Whether a class is KerasHub's, and not one that inherits from it."""
     return type(layer).__module__.split(".")[0] == "keras_hub"
 
