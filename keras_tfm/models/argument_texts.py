@@ -49,6 +49,10 @@ TEXTS = {
     ),
     "feed_forward_bias": "bool, whether the feed-forward networks' layers add a bias.",
     "head_dim": "int, width of a head. Default: D / H.",
+    "image_mean, image_std": (
+        "list of float, mean and standard deviation of each channel, for values from 0 to 1. "
+        "Their length is the number of channels (C)."
+    ),
     "image_size": "int or (height, width) of the images, in pixels. None: images of any size.",
     "intermediate_dim": "int, inner width of the feed-forward networks (F).",
     "layer_norm_epsilon": "float, epsilon of every normalisation.",
@@ -93,6 +97,26 @@ _ROTARY = {
     "attention_dropout": "float, dropout rate of the attention weights.",
     "num_heads": "int, number of attention heads (H).",
 }
+# Of BERT and its successors.
+_ENCODERS = {
+    "max_length": "int, maximum number of tokens.",
+    "pad_id": "int, id of padding tokens.",
+}
+# Of models with the state spaces of Mamba-2.
+_STATE_SPACES = {
+    "activation": (
+        "str or function, activation of the feed-forward networks and the convolutions."
+    ),
+    "convolution_bias": "bool, whether its convolution adds a bias.",
+    "kernel_size": "int, number of tokens that its convolution reads.",
+    "mamba_heads, mamba_head_dim": "int, number of heads of a state space, and their width.",
+    "num_groups": "int, number of groups of its heads that share keys and queries.",
+    "state_dim": "int, width of the keys and queries of a state space.",
+    "time_step_limit": (
+        "tuple of two floats, the least and the largest time step of a state space. Default: no "
+        "limits."
+    ),
+}
 # Of models with an encoder and a decoder.
 _TWO_STACKS = {
     "attention_dropout": "float, dropout rate of the attention weights.",
@@ -116,8 +140,35 @@ _TWO_STACKS = {
     "scale_embedding": "bool, whether embedded tokens are multiplied by sqrt(D).",
     "start_id": "int, the token with which a target starts.",
 }
+_T5GEMMA = {
+    **_TWO_STACKS,
+    "activation": "str or function, activation of the feed-forward networks' gate.",
+    "decoder_dim, decoder_num_layers, decoder_num_heads": (
+        "int, sizes of the decoder. Default: those of the encoder."
+    ),
+    "decoder_intermediate_dim, decoder_num_key_value_heads": "int, likewise.",
+    "dropout": (
+        "float, dropout rate of embeddings, of the output of sublayers and stacks, and inside the "
+        "feed-forward networks."
+    ),
+    "end_id": "int or sequence of int, the tokens at which a text ends.",
+    "final_logit_soft_cap": "float, c in c tanh(logit / c). Default: no cap.",
+    "head_dim": "int, width of a head (K).",
+    "intermediate_dim": "int, inner width of the feed-forward networks (F).",
+    "max_length": TEXTS["max_length"],
+    "num_heads": "int, number of attention heads of the encoder (H).",
+    "num_layers": "int, number of blocks of the encoder.",
+    "query_pre_attention_scalar": ("float, scores are divided by its square root. Default: K."),
+}
 # The argument that a kind of builder has, and the texts that differ there.
-_KINDS = {"rope_theta": _ROTARY, "num_decoder_layers": _TWO_STACKS}
+_KINDS = {
+    "rope_theta": _ROTARY,
+    "pooler": _ENCODERS,
+    "pooler_activation": _ENCODERS,
+    "mamba_heads": _STATE_SPACES,
+    "num_decoder_layers": _TWO_STACKS,
+    "decoder_num_layers": _T5GEMMA,
+}
 # From the second column of a docstring, whose lines end at column 100.
 _WIDTH = 96
 _ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): .*(?:\n {8}.*)*", re.M)
@@ -138,13 +189,15 @@ def with_shared_arguments(docstring: str, names: Sequence[str]) -> str:
     own: dict[str, str] = {}
     for entry in _ENTRY.finditer(section[1] if section else ""):
         own |= dict.fromkeys(entry[1].split(", "), entry[0])
-    texts = TEXTS
-    for name, others in _KINDS.items():
-        texts = {**texts, **others} if name in names else texts
-    missing = [x for x in names if x not in own and x not in texts]
+    shared: dict[str, str] = {}
+    for texts in (TEXTS, *(x for name, x in _KINDS.items() if name in names)):
+        for together, meaning in texts.items():
+            known = [x for x in together.split(", ") if x in names]
+            shared |= dict.fromkeys(known, _entry(", ".join(known), meaning))
+    missing = [x for x in names if x not in own and x not in shared]
     if missing:
         raise ValueError(f"expected a description of the arguments {missing} in {text[:50]!r}...")
-    entries = dict.fromkeys(own.get(x) or _entry(x, texts[x]) for x in names)
+    entries = dict.fromkeys(own.get(x) or shared[x] for x in names)
     completed = "Args:\n" + "\n".join(entries) + "\n"
     if section:
         return text.replace(section[0], completed).rstrip("\n")

@@ -2,6 +2,8 @@
 
 import keras
 
+from keras_tfm.layers.types import Shape
+
 
 class AudioLayer(keras.layers.Layer):
     """A layer that reads a waveform (B, samples), values from -1 to 1.
@@ -29,3 +31,12 @@ class AudioLayer(keras.layers.Layer):
     def takes_shorter(self) -> bool:
         """Whether zeros may be put behind audio that is shorter than an exported length."""
         return self.masks_padding or self.length is not None
+
+    def check(self, shape: Shape) -> None:
+        """Raises a ValueError unless a shape is (B, samples), of at least `shortest` samples."""
+        if len(shape) != 2:
+            raise ValueError(f"{self.name}: audio must have shape (B, samples), got {tuple(shape)}")
+        if shape[1] is not None and shape[1] < self.shortest:
+            raise ValueError(
+                f"{self.name}: audio must have at least {self.shortest} samples, got {shape[1]}"
+            )

@@ -154,11 +154,6 @@ def falcon_h1(
     muP, section 3.2 of the paper.
 
     Args:
-        mamba_heads, mamba_head_dim: int, number of heads of a state space, and their width.
-        state_dim: int, width of the keys and queries of a state space.
-        num_groups: int, number of groups of its heads that share keys and queries.
-        kernel_size: int, number of tokens that its convolution reads.
-        activation: str or function, activation of the feed-forward networks and the convolutions.
         mamba_norm: str or None, see `norm` of `layers.Mamba2`.
         embedding_multiplier, lm_head_multiplier: float, factors of the embedded tokens and of the
             logits.
@@ -173,10 +168,7 @@ def falcon_h1(
         attention_bias: bool, whether the attention's projections add a bias.
         mamba_bias: bool, or a list of "input_projection" and "output_projection", whether these
             projections of a state space add a bias.
-        convolution_bias: bool, whether its convolution adds a bias.
         feed_forward_bias: bool, whether the feed-forward networks add biases.
-        time_step_limit: tuple of two floats, the least and the largest time step of a state space.
-            Default: no limits.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V).

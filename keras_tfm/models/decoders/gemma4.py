@@ -208,7 +208,6 @@ def gemma4(
     block adds its own embedding of the token.
 
     Args:
-        num_heads: int, number of attention heads (H).
         head_dim: int, width of a head (K) in blocks with a window.
         global_num_key_value_heads, global_head_dim: int, those of blocks without a window. Default
             of the first: `num_key_value_heads`.

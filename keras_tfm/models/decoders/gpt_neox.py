@@ -231,8 +231,6 @@ def gpt_neox(
         embedding_norm: bool, whether the embeddings are normalised.
         head_norm: bool, whether each head of queries and keys is normalised, with a scale of its
             own.
-        dropout: float, dropout rate after each sublayer and after the embeddings.
-        attention_dropout: float, dropout rate of the attention weights.
         output_bias: bool, whether the logits have a bias.
         model_type: str, "codegen": the type of a saved checkpoint of the same model as GPT-J.
             Default: the type that has these arguments.

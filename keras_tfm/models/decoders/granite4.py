@@ -87,11 +87,6 @@ def granite4(
     Args:
         attends: list of bool, whether each block has attention; the others have a state space.
             Default: every tenth has attention.
-        mamba_heads, mamba_head_dim: int, number of heads of a state space, and their width.
-        state_dim: int, width of the keys and queries of a state space.
-        num_groups: int, number of groups of its heads that share keys and queries.
-        kernel_size: int, number of tokens that its convolution reads.
-        activation: str or function, activation of the feed-forward networks and the convolutions.
         rotary: bool, whether the attention has rotary positions.
         embedding_multiplier: float, factor of the embedded tokens.
         attention_multiplier: float, factor of the attention scores, in place of 1/sqrt(K).
@@ -99,9 +94,6 @@ def granite4(
         logits_scaling: float, logits are divided by it.
         attention_bias: bool, whether the attention's projections add a bias.
         mamba_bias: bool, whether the projections of a state space add a bias.
-        convolution_bias: bool, whether its convolution adds a bias.
-        time_step_limit: tuple of two floats, the least and the largest time step of a state space.
-            Default: no limits.
 
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V).

@@ -87,7 +87,6 @@ def moonshine(
         decoder_activation: str or function, activation of the gates in the decoder.
         rotary_dim: int, even, number of dimensions of a head that are rotated. Default: 0.9 K,
             rounded down to an even number.
-        attention_dropout: float, dropout rate of the attention weights.
         max_length: int, maximum number of tokens of a target in training. Stored, not enforced.
         pad_id: int, id of padding tokens, behind the end of a target. Default: 0.
         start_id: int, the first token of a target.
@@ -184,15 +183,6 @@ class _Waveform(AudioLayer):
     """What the layers share that read the waveform."""
 
     sample_rate, shortest, masks_padding = SAMPLE_RATE, SAMPLES_OF_FRAME, True
-
-    def check(self, shape: Shape) -> None:
-        """Raises unless a shape is (B, samples), with samples for one frame."""
-        if len(shape) != 2:
-            raise ValueError(f"{self.name}: audio must have shape (B, samples), got {tuple(shape)}")
-        if shape[1] is not None and shape[1] < SAMPLES_OF_FRAME:
-            raise ValueError(
-                f"{self.name}: audio must have at least {SAMPLES_OF_FRAME} samples, got {shape[1]}"
-            )
 
 
 @keras.saving.register_keras_serializable("keras_tfm")

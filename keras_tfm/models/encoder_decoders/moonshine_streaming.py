@@ -101,8 +101,6 @@ def moonshine_streaming(
         decoder_dim: int, width of the decoder. Default: `dim`.
         num_decoder_layers: int, number of blocks of the decoder. Default: `num_layers`.
         num_decoder_heads: int, heads of the decoder. Default: `num_heads`.
-        decoder_intermediate_dim: int, inner width of the decoder's feed-forward networks. Default:
-            `intermediate_dim`.
         num_key_value_heads: int, number of key and value heads of the encoder.
         head_dim: int, width of a head of the encoder. Default: `dim` / `num_heads`.
         decoder_head_dim: int, width of a head of the decoder. Default: its width / its heads.
@@ -115,7 +113,6 @@ def moonshine_streaming(
             bias.
         attention_bias: bool, whether the query, key and value projections of the decoder have a
             bias.
-        attention_dropout: float, dropout rate of the attention weights.
         max_features: int, the number of learned positions: the most features.
         max_length: int, maximum number of tokens of a target in training. Stored, not enforced.
         tied: bool, whether the output shares the table of the embedding.
@@ -288,7 +285,7 @@ class FrameEmbedding(AudioLayer):
 
     def build(self, audio_shape: Shape) -> None:
         """Creates the weights."""
-        self._check(audio_shape)
+        self.check(audio_shape)
         self.compression = self.add_weight(
             name="compression", shape=(), initializer=keras.initializers.Constant(-0.2876821)
         )  # log(0.75)
@@ -296,14 +293,6 @@ class FrameEmbedding(AudioLayer):
         for convolution, width in zip(self.convolutions, (1, 2), strict=True):
             convolution.build((None, None, width * self.dim))
         self.built = True
-
-    def _check(self, shape: Shape) -> None:
-        if len(shape) != 2:
-            raise ValueError(f"{self.name}: audio must have shape (B, samples), got {tuple(shape)}")
-        if shape[1] is not None and shape[1] < self.frame_length:
-            raise ValueError(
-                f"{self.name}: audio must have at least {self.frame_length} samples, got {shape[1]}"
-            )
 
     def call(self, audio: Tensor) -> Tensor:
         """(B, samples) -> (B, features, D)."""
@@ -313,7 +302,7 @@ class FrameEmbedding(AudioLayer):
                 self.name, self._frames, audio, self.frame_length, self.frame_length
             )
         else:
-            self._check(audio.shape)
+            self.check(audio.shape)
             frames = self._frames(audio)
         x = frames - ops.mean(frames, axis=-1, keepdims=True)
         x = x * ops.rsqrt(ops.mean(ops.square(x), axis=-1, keepdims=True) + 1e-6)
@@ -343,7 +332,7 @@ class FrameEmbedding(AudioLayer):
 
     def compute_output_shape(self, audio_shape: Shape) -> Shape:
         """(B, features, D)."""
-        self._check(audio_shape)
+        self.check(audio_shape)
         return (audio_shape[0], _count(audio_shape[1], self.frame_length), self.dim)
 
     def get_config(self) -> Config:

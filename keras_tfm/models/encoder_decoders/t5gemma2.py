@@ -86,13 +86,6 @@ def t5gemma2(
     causal attention does not see it.
 
     Args:
-        num_layers: int, number of blocks of the encoder.
-        num_heads: int, number of attention heads of the encoder (H).
-        decoder_num_layers, decoder_num_heads: int, sizes of the decoder. Default: those of the
-            encoder.
-        decoder_intermediate_dim, decoder_num_key_value_heads: int, likewise.
-        head_dim: int, width of a head (K).
-        activation: str or function, activation of the feed-forward networks' gate.
         rope_theta: float, longest wavelength of the rotary positions divided by 2 pi, in blocks
             without a window.
         local_rope_theta: float, likewise in blocks with a window, which are not scaled.
@@ -100,14 +93,6 @@ def t5gemma2(
             them on each side; or a list with an int or None for each block. Default: no windows.
         decoder_windows: int, a token of the target sees only those less than that many positions
             before it, and the whole source; or a list of int or None. Default: no windows.
-        query_pre_attention_scalar: float, scores are divided by its square root. Default: K.
-        final_logit_soft_cap: float, c in c tanh(logit / c). Default: no cap.
-        dropout: float, dropout rate of embeddings, of the output of sublayers and stacks, and
-            inside the feed-forward networks.
-        attention_dropout: float, dropout rate of the attention weights.
-        pad_id: int, id of padding tokens.
-        start_id: int, the token with which a target starts.
-        end_id: int or sequence of int, the tokens at which a text ends.
 
     `start_id` and `end_id` do not change the model. They are kept in `model.arguments`, loaded and
     saved with a checkpoint.

@@ -92,8 +92,6 @@ def vision_encoder_decoder(
         image: dict, arguments of the encoder: "dim", "num_layers", "num_heads",
             "intermediate_dim", "dropout", "attention_dropout", "activation", "attention_bias",
             "layer_norm_epsilon" and "distillation_token"; see `vit`. Default: ViT's base size.
-        image_mean, image_std: list of float, mean and standard deviation of each channel, for
-            values from 0 to 1. Their length is the number of channels (C).
         image_projection: bool, whether a dense layer projects the encoder's features to `dim`.
             Default: cross-attention reads features of any width.
         attention_dropout: float, dropout rate of the attention weights.

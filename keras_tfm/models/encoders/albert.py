@@ -44,8 +44,6 @@ def albert(
         intermediate_dim: int, inner width of the feed-forward network (F).
         embedding_dim: int, width of the embeddings, which a dense layer projects to `dim`.
         activation: str or function, activation of the feed-forward network.
-        max_length: int, maximum number of tokens.
-        pad_id: int, id of padding tokens.
 
     Returns:
         A functional model from `tokens` (B, T) and `segments` (B, T), int32, to a dict of

@@ -46,7 +46,6 @@ def bert(
         max_length: int, maximum number of positions.
         segments: bool, whether the model has the input `segments`. Without it all tokens belong to
             segment 0, for single texts. The weights are the same in both cases.
-        pad_id: int, id of padding tokens.
 
     Returns:
         A functional model from `tokens` (B, T) and, with `segments=True`, `segments` (B, T), both

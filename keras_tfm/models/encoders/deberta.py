@@ -75,7 +75,6 @@ def deberta(
         kernel_activation: str or function, activation of the convolution.
         num_segments: int, number of segments (token types); 0: none.
         segments: bool, whether a model with `num_segments` has the input `segments`.
-        pad_id: int, id of padding tokens.
         pooler_activation: activation of the dense layer that `sequence_classifier` puts on the
             first token.
         pooler_dropout: float, dropout rate before that layer.

@@ -32,10 +32,6 @@ def distilbert(
 
     BERT's encoder without segments and without a pooler.
 
-    Args:
-        max_length: int, maximum number of tokens.
-        pad_id: int, id of padding tokens.
-
     Returns:
         A functional model from `tokens` (B, T), int32, to features (B, T, D).
 

@@ -52,10 +52,6 @@ def electra(
     BERT's encoder without a pooler, with embeddings of a width of their own. The generator takes
     the head `masked_language_model`, the discriminator `replaced_token_detection`.
 
-    Args:
-        max_length: int, maximum number of tokens.
-        pad_id: int, id of padding tokens.
-
     Returns:
         A functional model from `tokens` (B, T) and `segments` (B, T), int32, to features (B, T, D).
 

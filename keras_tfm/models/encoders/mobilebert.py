@@ -149,8 +149,6 @@ def mobilebert(
         dropout: float, dropout rate after the embeddings and after each block.
         layer_norm_epsilon: float, epsilon of the layer normalisations, but of that of the
             embeddings and after the last feed-forward network of a block, which have 1e-5.
-        max_length: int, maximum number of tokens.
-        pad_id: int, id of padding tokens.
         pooler_dense: bool, whether the pooler is a dense layer with tanh on the first token's
             features. False: these features themselves.
 

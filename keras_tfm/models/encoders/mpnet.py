@@ -43,10 +43,6 @@ def mpnet(
     be on the right, and no token of a text may have its id: the original numbers the tokens that
     are not padding.
 
-    Args:
-        max_length: int, maximum number of tokens.
-        pad_id: int, id of padding tokens.
-
     Returns:
         A functional model from `tokens` (B, T), int32, to features (B, T, D); with a pooler to a
         dict of "features" and "pooled" (B, D).

@@ -40,9 +40,7 @@ def roberta(
     original counts positions from the first token that is not padding.
 
     Args:
-        max_length: int, maximum number of tokens.
         num_segments: int, rows of the segment table; every token belongs to segment 0.
-        pad_id: int, id of padding tokens.
         multilingual: bool, whether a saved checkpoint is of type "xlm-roberta". The model is the
             same.
         model_type: str, "camembert": type of a saved checkpoint. The model is the same. Default:

@@ -188,15 +188,6 @@ class _Waveform(AudioLayer):
             (kernel - 1) * step for kernel, step in zip(kernels, steps, strict=True)
         )
 
-    def check(self, shape: Shape) -> None:
-        """Raises unless a shape is (B, samples), with samples for one feature."""
-        if len(shape) != 2:
-            raise ValueError(f"{self.name}: audio must have shape (B, samples), got {tuple(shape)}")
-        if shape[1] is not None and shape[1] < self.shortest:
-            raise ValueError(
-                f"{self.name}: audio must have at least {self.shortest} samples, got {shape[1]}"
-            )
-
     def count(self, samples: Size) -> Size:
         """The number of features, given the number of samples."""
         return None if samples is None else (samples - self.shortest) // self.step + 1

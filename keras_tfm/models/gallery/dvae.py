@@ -53,8 +53,6 @@ def dvae_encoder(
         dim: int, channels of the first group; each further group has twice as many.
         num_groups: int, number of groups. A cell of the grid is 2^(num_groups - 1) pixels wide.
         num_blocks: int, number of residual blocks of each group.
-        image_mean, image_std: list of float, mean and standard deviation of each channel, for
-            values from 0 to 1. Their length is the number of channels (C).
 
     Returns:
         A functional model from `pixels` (B, height, width, C), values from 0 to 255, to logits

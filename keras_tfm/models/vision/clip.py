@@ -67,8 +67,6 @@ def clip(
             those of ViT-B.
         text: dict, further arguments of `clip_text`. Default: those of the original's base models.
         logit_scale: float, the initial logarithm of the scale, the inverse of the temperature.
-        image_mean, image_std: list of float, mean and standard deviation of each channel, for
-            values from 0 to 1. Their length is the number of channels (C).
         dtype: dtype or dtype policy of every layer. Default: the global policy. Embeddings and
             scale are float32.
 

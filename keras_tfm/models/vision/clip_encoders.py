@@ -57,8 +57,6 @@ def clip_image(
         dim: int, width of the encoder (D).
         position_size: int or (height, width), image size to which the position table belongs; for
             other images it is interpolated. Default: `image_size`.
-        image_mean, image_std: list of float, mean and standard deviation of each channel, for
-            values from 0 to 1. Their length is the number of channels (C).
 
     Returns:
         A functional model from `pixels` (B, height, width, C), values from 0 to 255, to embeddings

@@ -73,8 +73,6 @@ def depth_anything(
             an inverse depth up to a factor and a shift, at least 0.
         max_depth: float, factor of the result: 20 of indoor models, 80 of outdoor models.
         drop_path, gated, layer_scale, attention_bias, position_size: as in `vit`.
-        image_mean, image_std: list of float, mean and standard deviation of each channel, for
-            values from 0 to 1. Their length is the number of channels (C).
 
     Returns:
         A functional model from `pixels` (B, height, width, C), values from 0 to 255, to depths

@@ -55,8 +55,6 @@ def resnet(
             the middle one; otherwise two.
         frozen_batch_norm: bool, whether batch normalisations are constants in training, too, as in
             DETR: they use their moving statistics, and nothing in them is trained.
-        image_mean, image_std: list of float, mean and standard deviation of each channel, for
-            values from 0 to 1. Their length is the number of channels (C).
 
     Returns:
         A functional model from `pixels` (B, height, width, C), values from 0 to 255, to features

@@ -80,8 +80,6 @@ def siglip(
         logit_scale: float, the initial logarithm of the scale.
         logit_bias: float, the initial bias. With -10 all pairs begin as negatives, as nearly all
             are.
-        image_mean, image_std: list of float, mean and standard deviation of each channel, for
-            values from 0 to 1. Their length is the number of channels (C).
         dtype: dtype or dtype policy of every layer. Default: the global policy. Embeddings, scale
             and bias are float32.
 

@@ -62,8 +62,6 @@ def siglip_image(
             other images it is interpolated. Default: `image_size`.
         naflex: bool, whether it is interpolated as in SigLIP 2's NaFlex (arXiv:2502.14786), which
             was trained on images of many shapes: bilinearly, with a low-pass filter.
-        image_mean, image_std: list of float, mean and standard deviation of each channel, for
-            values from 0 to 1. Their length is the number of channels (C).
 
     Returns:
         A functional model from `pixels` (B, height, width, C), values from 0 to 255, to a dict of

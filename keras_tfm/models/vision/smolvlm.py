@@ -98,8 +98,6 @@ def smolvlm(
         image: dict, arguments of the image encoder, "dim", "num_layers", "num_heads",
             "intermediate_dim", "activation", "layer_norm_epsilon" and "attention_dropout". Default:
             those of SigLIP's base size.
-        image_mean, image_std: list of float, mean and standard deviation of each channel, for
-            values from 0 to 1. Their length is the number of channels (C).
         idefics3: bool, whether the model is saved as Idefics3, which computes the same.
 
     Returns:

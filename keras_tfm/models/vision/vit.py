@@ -97,8 +97,6 @@ def vit(
         max_wavelength: float, longest wavelength of rotary positions, divided by 2 pi, 100 in
             DINOv3; `image_size` must be known. Default: a table of positions.
         pooler: bool, whether there is an output "pooled".
-        image_mean, image_std: list of float, mean and standard deviation of each channel, for
-            values from 0 to 1. Their length is the number of channels (C).
 
     Returns:
         A functional model from `pixels` (B, height, width, C), values from 0 to 255, to features
