@@ -19,7 +19,13 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     window_of,
 )
 from keras_tfm.checkpoints.decoders.gpt_neox import PLAIN, type_of
-from keras_tfm.checkpoints.decoders.llama import NAMES, OLD_PREFIX, shared_arguments, shared_fields
+from keras_tfm.checkpoints.decoders.llama import (
+    LLAMA_DEFAULTS,
+    NAMES,
+    OLD_PREFIX,
+    shared_arguments,
+    shared_fields,
+)
 from keras_tfm.checkpoints.decoders.llama import table as llama_table
 from keras_tfm.checkpoints.decoders.rope import (
     partial_rope_fields,
@@ -140,11 +146,7 @@ _OF_NEOX: dict[str, Arguments] = {
         "num_attention_heads": 48, "intermediate_size": 24576, "num_key_value_heads": None,
         "head_dim": None, "max_position_embeddings": 4096, "tie_word_embeddings": False,
     },
-    "olmo": {
-        "vocab_size": 50304, "hidden_size": 4096, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "intermediate_size": 11008, "num_key_value_heads": None,
-        "head_dim": None, "max_position_embeddings": 2048, "tie_word_embeddings": False,
-    },
+    "olmo": {**LLAMA_DEFAULTS, "vocab_size": 50304},
 }  # fmt: skip
 _PARTS = {"stablelm": 0.25, "nemotron": 0.5}
 _EPSILONS = {"stablelm": "layer_norm_eps", "nemotron": "norm_eps"}

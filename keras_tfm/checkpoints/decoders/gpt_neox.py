@@ -152,12 +152,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     )  # fmt: skip
     rope = partial_rope_fields(model, given["dim"] // given["num_heads"] // 4)
     return {
-        "vocab_size": given["vocabulary_size"],
-        "hidden_size": given["dim"],
-        "num_hidden_layers": given["num_layers"],
-        "num_attention_heads": given["num_heads"],
-        "intermediate_size": given["intermediate_dim"],
-        "hidden_act": activation_name(given["activation"]),
+        **_shared_fields(model, architecture),
         "layer_norm_eps": given["layer_norm_epsilon"],
         **rope,
         # Their names before version 5.
@@ -166,10 +161,6 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         "use_parallel_residual": given["parallel"],
         "attention_bias": given["attention_bias"],
         "hidden_dropout": given["dropout"],
-        "attention_dropout": given["attention_dropout"],
-        "tie_word_embeddings": given["tie_output"],
-        "max_position_embeddings": given["max_length"],
-        **classifier_fields(model, architecture),
     }
 
 
@@ -294,13 +285,13 @@ def _arguments_of_starcoder2(config: Config, named: Named) -> Arguments:
 
 
 def _shared_fields(model: models.Model, architecture: str) -> Fields:
+    """The fields of GPT-NeoX, Phi and StarCoder 2."""
     given = model.arguments
     return {
         "vocab_size": given["vocabulary_size"],
         "hidden_size": given["dim"],
         "num_hidden_layers": given["num_layers"],
         "num_attention_heads": given["num_heads"],
-        "num_key_value_heads": given["num_key_value_heads"] or given["num_heads"],
         "intermediate_size": given["intermediate_dim"],
         "hidden_act": activation_name(given["activation"]),
         "attention_dropout": given["attention_dropout"],
@@ -324,6 +315,7 @@ def _fields_of_phi(model: models.Model, architecture: str) -> Fields:
     )  # fmt: skip
     return {
         **_shared_fields(model, architecture),
+        "num_key_value_heads": given["num_key_value_heads"] or given["num_heads"],
         **partial_rope_fields(model, given["dim"] // given["num_heads"] // 4),
         "layer_norm_eps": given["layer_norm_epsilon"],
         "resid_pdrop": given["dropout"],
@@ -348,6 +340,7 @@ def _fields_of_starcoder2(model: models.Model, architecture: str) -> Fields:
         "bos_token_id": None,
         "eos_token_id": None,
         **_shared_fields(model, architecture),
+        "num_key_value_heads": given["num_key_value_heads"] or given["num_heads"],
         **rope_fields(model),
         "norm_epsilon": given["layer_norm_epsilon"],
         "sliding_window": window,

@@ -13,17 +13,17 @@ from keras_tfm.checkpoints.decoders.experts import (
     read_experts,
     stacked_rows,
 )
-from keras_tfm.checkpoints.decoders.llama import NAMES, shared_arguments, shared_fields, table
+from keras_tfm.checkpoints.decoders.llama import (
+    LLAMA_DEFAULTS,
+    NAMES,
+    shared_arguments,
+    shared_fields,
+    table,
+)
 from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named
 
-# Values of fields that are missing in `config.json`.
-_DEFAULTS: Arguments = {
-    "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "intermediate_size": 11008, "num_key_value_heads": None, "head_dim": None,
-    "max_position_embeddings": 2048, "tie_word_embeddings": False,
-}  # fmt: skip
 FACTORS = (
     "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling",
 )  # fmt: skip
@@ -45,7 +45,7 @@ def _moe_arguments(config: Config, named: Named) -> Arguments:
 
 def _shared_arguments(config: Config, named: Named) -> Arguments:
     return {
-        **shared_arguments(config, named, _DEFAULTS),
+        **shared_arguments(config, named, LLAMA_DEFAULTS),
         "activation": config.activation("hidden_act", "silu"),
         **read_rope(config),
         **{name: config.number(name, 1.0) for name in FACTORS},

@@ -34,12 +34,6 @@ from keras_tfm.checkpoints.transforms import Transposed
 from keras_tfm.layers.arguments import biased_parts
 from keras_tfm.models.decoders.causal_decoder import each_flag
 
-# Values of fields that are missing in `config.json`.
-_DEFAULTS: Arguments = {
-    "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "intermediate_size": 11008, "num_key_value_heads": None, "head_dim": None,
-    "max_position_embeddings": 2048, "tie_word_embeddings": False,
-}  # fmt: skip
 _LINEAR, _INTERVAL = "linear_attention", 10
 # Names of the published folders, which every version of transformers knows.
 _KINDS = {"mamba": _LINEAR, "attention": FULL}
@@ -149,7 +143,7 @@ def _mamba_fields(model: models.Model) -> Fields:
 
 def _arguments(config: Config, named: Named) -> Arguments:
     config.only(normalization_function="rmsnorm")
-    arguments = llama.shared_arguments(config, named, _DEFAULTS)
+    arguments = llama.shared_arguments(config, named, llama.LLAMA_DEFAULTS)
     inner, experts = config.integer("shared_intermediate_size", _INNER), None
     if config.integer("num_local_experts", _NUM_EXPERTS, minimum=0):
         experts = models.Experts(
@@ -228,8 +222,8 @@ GRANITE4 = Family(
 
 
 _FALCON_DEFAULTS: Arguments = {
-    **_DEFAULTS, "vocab_size": 128000, "intermediate_size": 14336, "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5, "max_position_embeddings": 8192,
+    **llama.LLAMA_DEFAULTS, "vocab_size": 128000, "intermediate_size": 14336,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 8192,
 }  # fmt: skip
 _FALCON_FACTORS = (
     "embedding_multiplier", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier",

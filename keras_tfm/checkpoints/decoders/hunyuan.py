@@ -15,11 +15,7 @@ from keras_tfm.checkpoints.rows import Row, rms_norm
 from keras_tfm.layers import NTKScaling
 
 # Values of fields that are missing in `config.json`.
-_DEFAULTS: Arguments = {
-    "vocab_size": 290943, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "intermediate_size": 11008, "num_key_value_heads": None, "head_dim": None,
-    "rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "tie_word_embeddings": False,
-}  # fmt: skip
+_DEFAULTS = {**llama.LLAMA_DEFAULTS, "vocab_size": 290943, "rms_norm_eps": 1e-5}
 _PAD_ID, _DYNAMIC, _ALPHA = 0, "dynamic", "alpha"
 
 

@@ -18,6 +18,7 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     window_of,
 )
 from keras_tfm.checkpoints.decoders.llama import (
+    LLAMA_DEFAULTS,
     NAMES,
     OLD_PREFIX,
     shared_arguments,
@@ -36,15 +37,9 @@ from keras_tfm.checkpoints.rows import Row, rms_norm
 from keras_tfm.checkpoints.transforms import Reshaped, Same
 
 # Values of fields that are missing in `config.json`.
-_DEFAULTS: Arguments = {
-    "vocab_size": 50304, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "intermediate_size": 11008, "num_key_value_heads": None, "head_dim": None,
-    "max_position_embeddings": 2048, "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
-}  # fmt: skip
-_EXAONE_DEFAULTS: Arguments = {
-    "vocab_size": 102400, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "intermediate_size": 16384, "num_key_value_heads": 32, "head_dim": None,
-    "max_position_embeddings": 2048, "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
+_DEFAULTS = {**LLAMA_DEFAULTS, "vocab_size": 50304, "rms_norm_eps": 1e-5}
+_EXAONE_DEFAULTS = {
+    **_DEFAULTS, "vocab_size": 102400, "intermediate_size": 16384, "num_key_value_heads": 32,
 }  # fmt: skip
 _WINDOW, _PATTERN, _THETA = 4096, 4, 500000.0
 

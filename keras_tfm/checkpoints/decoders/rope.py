@@ -63,33 +63,29 @@ _NEUTRAL = {_PARTIAL: 1.0}
 _BASE, _LOCAL_BASE, _GLOBAL_BASE = 10000.0, 10000.0, 1000000.0
 
 
-def read_rope(config: Config, default: float = _BASE, trained: int | None = None) -> Arguments:
+def read_rope(config: Config, default: float = _BASE) -> Arguments:
     """The builder's arguments for rotary positions that are the same in all blocks.
 
     Args:
         config: the configuration.
         default: float, the base if no field names it: `default_theta` in `transformers`.
-        trained: int, the sequence length in training, if no field names it. Default:
-            `max_position_embeddings`.
     """
-    return _read_rope(config, default, trained)[0]
+    return _read_rope(config, default)[0]
 
 
 def read_partial_rope(
-    config: Config,
-    head_dim: int,
-    default: float = _BASE,
-    trained: int | None = None,
-    default_part: float = 1.0,
+    config: Config, head_dim: int, default_part: float = 1.0, trained: int | None = None
 ) -> Arguments:
     """As `read_rope`, with `rotary_dim`: of a family that may rotate a part of each head.
 
     Args:
-        config, default, trained: as in `read_rope`.
+        config: the configuration.
         head_dim: int, width of a head.
         default_part: float, the part of a head that is rotated if no field names it.
+        trained: int, the sequence length in training, if no field names it. Default:
+            `max_position_embeddings`.
     """
-    arguments, part = _read_rope(config, default, trained, default_part)
+    arguments, part = _read_rope(config, _BASE, default_part, trained)
     if not isinstance(part, int | float) or isinstance(part, bool) or not 0 < part <= 1:
         config.refuse(_PARTIAL, part, "a number above 0, at most 1")
     rotary_dim = int(head_dim * part)
@@ -99,7 +95,7 @@ def read_partial_rope(
 
 
 def _read_rope(
-    config: Config, default: float, trained: int | None, default_part: float | None = None
+    config: Config, default: float, default_part: float | None = None, trained: int | None = None
 ) -> tuple[Arguments, Any]:
     """The base and the scaling, and the part of a head that is rotated, if it may be a part."""
     newer, older = config.fields.get("rope_parameters"), config.fields.get("rope_scaling")

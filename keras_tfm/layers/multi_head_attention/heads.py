@@ -35,12 +35,10 @@ def split_last(x: Tensor, *sizes: int) -> Tensor:
     return ops.reshape(x, (*leading(x, len(x.shape) - 1), *sizes))
 
 
-def merge_last(x: Tensor, count: int = 2) -> Tensor:
-    """Merges the last `count` dimensions, which must be known: (..., M, N) -> (..., M N)."""
-    size = 1
-    for dimension in tuple(x.shape)[-count:]:
-        size *= dimension
-    return ops.reshape(x, (*leading(x, len(x.shape) - count), size))
+def merge_last(x: Tensor) -> Tensor:
+    """Merges the last two dimensions, which must be known: (..., M, N) -> (..., M N)."""
+    rows, columns = x.shape[-2:]
+    return ops.reshape(x, (*leading(x, len(x.shape) - 2), rows * columns))
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
