@@ -7,6 +7,7 @@ from functools import partial
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.decoders import llama
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     FULL,
     SLIDING,
@@ -19,14 +20,6 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     window_of,
 )
 from keras_tfm.checkpoints.decoders.gpt_neox import PLAIN, type_of
-from keras_tfm.checkpoints.decoders.llama import (
-    LLAMA_DEFAULTS,
-    NAMES,
-    OLD_PREFIX,
-    shared_arguments,
-    shared_fields,
-)
-from keras_tfm.checkpoints.decoders.llama import table as llama_table
 from keras_tfm.checkpoints.decoders.rope import (
     partial_rope_fields,
     read_partial_rope,
@@ -52,7 +45,7 @@ _THETAS = {"cohere": 500000.0, "cohere2": 10000.0}
 def _table(model: models.Model) -> tuple[Row, ...]:
     """Llama's, with a layer normalisation before both sublayers."""
     return (
-        *(row for row in llama_table(model) if "norm/" not in row.weight),
+        *(row for row in llama.table(model) if "norm/" not in row.weight),
         Row(
             "decoder_{i}/self_attention_residual/norm/gamma", ("layers.{i}.input_layernorm.weight",)
         ),
@@ -74,7 +67,7 @@ def _windows(config: Config, num_layers: int) -> Windows:
 
 def _arguments(config: Config, named: Named, model_type: str) -> Arguments:
     config.only(use_qk_norm=False)
-    arguments = shared_arguments(config, named, _DEFAULTS)
+    arguments = llama.shared_arguments(config, named, _DEFAULTS)
     del arguments["rms_norm_epsilon"]
     dim, heads = arguments["dim"], arguments["num_heads"]
     if arguments.pop("head_dim") not in (None, dim // heads):
@@ -98,7 +91,7 @@ def _fields(model: models.Model, architecture: str, model_type: str) -> Fields:
     check_heads(model, model_type)
     fields = {
         "pad_token_id": None,
-        **shared_fields(model, architecture),
+        **llama.shared_fields(model, architecture),
         "hidden_act": activation_name(given["activation"]),
         "layer_norm_eps": given["layer_norm_epsilon"],
         **rope_fields(model),
@@ -125,7 +118,7 @@ def _family(model_type: str, name: str, global_rotary: bool) -> Family:
         fields=partial(_fields, model_type=model_type),
         architectures=architectures(name, classifies_texts=False),
         is_of=lambda model: model.arguments["global_rotary"] is global_rotary,
-        names=NAMES,
+        names=llama.NAMES,
     )
 
 
@@ -146,7 +139,7 @@ _OF_NEOX: dict[str, Arguments] = {
         "num_attention_heads": 48, "intermediate_size": 24576, "num_key_value_heads": None,
         "head_dim": None, "max_position_embeddings": 4096, "tie_word_embeddings": False,
     },
-    "olmo": {**LLAMA_DEFAULTS, "vocab_size": 50304},
+    "olmo": {**llama.LLAMA_DEFAULTS, "vocab_size": 50304},
 }  # fmt: skip
 _PARTS = {"stablelm": 0.25, "nemotron": 0.5}
 _EPSILONS = {"stablelm": "layer_norm_eps", "nemotron": "norm_eps"}
@@ -168,7 +161,7 @@ def _neox_table(model: models.Model) -> tuple[Row, ...]:
         for name, count in (("query_norm", heads), ("key_norm", groups))
     }
     return (
-        *(row for row in llama_table(model) if "norm/" not in row.weight),
+        *(row for row in llama.table(model) if "norm/" not in row.weight),
         *(Row(f"{weight}/gamma", (f"{x}.weight",), scale) for weight, x in norms.items()),
         *(Row(f"{weight}/beta", (f"{x}.bias",)) for weight, x in norms.items()),
         *(
@@ -183,7 +176,7 @@ def _neox_table(model: models.Model) -> tuple[Row, ...]:
 
 
 def _neox_arguments(config: Config, named: Named, model_type: str) -> Arguments:
-    arguments = shared_arguments(config, named, _OF_NEOX[model_type])
+    arguments = llama.shared_arguments(config, named, _OF_NEOX[model_type])
     del arguments["rms_norm_epsilon"]
     width = arguments["dim"] // arguments["num_heads"]
     if model_type != "nemotron" and arguments["head_dim"] not in (None, width):
@@ -243,7 +236,7 @@ def _neox_fields(model: models.Model, architecture: str, model_type: str) -> Fie
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
-        **shared_fields(model, architecture),
+        **llama.shared_fields(model, architecture),
         "hidden_act": activation_name(given["activation"]),
     }
     del fields["rms_norm_eps"]
@@ -282,10 +275,10 @@ def _neox_family(model_type: str, name: str, classifies_tokens: bool) -> Family:
         architectures=architectures(
             name,
             classifies_tokens=classifies_tokens,
-            answers=OLD_PREFIX if model_type == "nemotron" else None,
+            answers=llama.OLD_PREFIX if model_type == "nemotron" else None,
         ),
         is_of=lambda model: type_of(model) == model_type,
-        names=NAMES,
+        names=llama.NAMES,
     )
 
 

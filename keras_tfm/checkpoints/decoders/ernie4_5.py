@@ -2,12 +2,12 @@
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.decoders import llama
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     architectures,
     check_saved,
     read_pad_id,
 )
-from keras_tfm.checkpoints.decoders.llama import NAMES, shared_arguments, shared_fields, table
 from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named
@@ -24,7 +24,7 @@ _OTHERS = ("attention_bias", "attention_dropout")
 
 
 def _arguments(config: Config, named: Named) -> Arguments:
-    arguments = shared_arguments(config, named, _DEFAULTS)
+    arguments = llama.shared_arguments(config, named, _DEFAULTS)
     for name in _OTHERS:
         del arguments[name]
     bias = config.flag("use_bias", False)
@@ -46,7 +46,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         query_beta=None, query_key_norm=False, windows=None, gated=True, model_type=None,
     )  # fmt: skip
     fields = {
-        **shared_fields(model, architecture),
+        **llama.shared_fields(model, architecture),
         "hidden_act": activation_name(given["activation"]),
         **rope_fields(model),
         "use_bias": bias,
@@ -59,12 +59,12 @@ def _fields(model: models.Model, architecture: str) -> Fields:
 ERNIE4_5 = Family(
     model_type="ernie4_5",
     builder=models.llama,
-    table=table,
+    table=llama.table,
     arguments=_arguments,
     fields=_fields,
     architectures=architectures("Ernie4_5", classifies_texts=False),
     is_of=lambda model: bool(model.arguments.get("interleaved")),
-    names=NAMES,
+    names=llama.NAMES,
 )
 
 
@@ -78,7 +78,7 @@ _QKV = ["query", "key", "value"]
 
 
 def _helium_arguments(config: Config, named: Named) -> Arguments:
-    arguments = shared_arguments(config, named, _HELIUM_DEFAULTS)
+    arguments = llama.shared_arguments(config, named, _HELIUM_DEFAULTS)
     dim, heads = arguments["dim"], arguments["num_heads"]
     if arguments["head_dim"] is not None and heads * arguments["head_dim"] != dim:
         config.refuse("head_dim", arguments["head_dim"], f"hidden_size / heads ({dim} / {heads})")
@@ -103,7 +103,7 @@ def _helium_fields(model: models.Model, architecture: str) -> Fields:
     )  # fmt: skip
     return {
         "pad_token_id": None,  # the default must be in the vocabulary; a classifier's is
-        **shared_fields(model, architecture),
+        **llama.shared_fields(model, architecture),
         "hidden_act": activation_name(given["activation"]),
         **rope_fields(model),
         "attention_bias": bool(given["attention_bias"]),
@@ -114,10 +114,10 @@ def _helium_fields(model: models.Model, architecture: str) -> Fields:
 HELIUM = Family(
     model_type="helium",
     builder=models.llama,
-    table=table,
+    table=llama.table,
     arguments=_helium_arguments,
     fields=_helium_fields,
     architectures=architectures("Helium", classifies_tokens=True),
     is_of=lambda model: model.arguments.get("model_type") == "helium",
-    names=NAMES,
+    names=llama.NAMES,
 )

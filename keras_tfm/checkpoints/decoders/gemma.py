@@ -13,6 +13,7 @@ from keras_tfm.checkpoints.config import (
     Fields,
     activation_name,
 )
+from keras_tfm.checkpoints.decoders import llama
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     FULL,
     SLIDING,
@@ -23,13 +24,6 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     read_pad_id,
     read_windows,
     window_of,
-)
-from keras_tfm.checkpoints.decoders.llama import (
-    NAMES,
-    PART_NAMES,
-    shared_arguments,
-    shared_fields,
-    table,
 )
 from keras_tfm.checkpoints.decoders.rope import (
     read_rope,
@@ -64,7 +58,7 @@ def _arguments(config: Config, named: Named, version: int) -> Arguments:
         config.only(use_bidirectional_attention=False)
     defaults = {1: _DEFAULTS1, 2: _DEFAULTS, 3: _DEFAULTS3}[version]
     arguments = {
-        **shared_arguments(config, named, defaults),
+        **llama.shared_arguments(config, named, defaults),
         "activation": _activation(config, version),
         "post_norm": version > 1,
         "query_key_norm": version == 3,
@@ -127,7 +121,7 @@ def _fields(model: models.Model, architecture: str, version: int) -> Fields:
     given = model.arguments
     name = activation_name(given["activation"])
     fields: Fields = {
-        **shared_fields(model, architecture),
+        **llama.shared_fields(model, architecture),
         "hidden_act" if version == 1 else "hidden_activation": (
             "gelu_pytorch_tanh" if name == "gelu_new" else name
         ),
@@ -183,20 +177,20 @@ def _family(
     return Family(
         model_type=model_type,
         builder=models.gemma,
-        table=lambda model: table(model, offset=1.0, post_norm=version > 1),
+        table=lambda model: llama.table(model, offset=1.0, post_norm=version > 1),
         arguments=partial(_arguments, version=version),
         fields=partial(_fields, version=version),
         architectures=architectures(
             name, name.removesuffix("Text") + "ForCausalLM", classifies_tokens=version < 3
         ),
         is_of=is_of,
-        names=NAMES,
+        names=llama.NAMES,
     )
 
 
 GEMMA3 = replace(
     _family("gemma3_text", 3, lambda model: model.arguments["query_key_norm"], "Gemma3Text"),
-    names=PART_NAMES,
+    names=llama.PART_NAMES,
 )
 GEMMA2 = _family("gemma2", 2, lambda model: model.arguments["post_norm"], "Gemma2")
 GEMMA = _family("gemma", 1, lambda model: True, "Gemma")

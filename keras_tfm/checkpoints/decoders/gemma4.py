@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.decoders import llama
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     FULL,
     SLIDING,
@@ -12,8 +13,6 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     read_windows,
     window_of,
 )
-from keras_tfm.checkpoints.decoders.llama import PART_NAMES, shared_arguments, shared_fields
-from keras_tfm.checkpoints.decoders.llama import table as llama_table
 from keras_tfm.checkpoints.decoders.rope import read_rope_by_layer_type, rope_fields_by_layer_type
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named
@@ -40,7 +39,7 @@ _OWN = ("head_dim", "num_key_value_heads")
 def _table(model: models.Model) -> tuple[Row, ...]:
     """Llama's with Gemma's norms; each block's projections are as wide as its heads."""
     inputs, layer = "layer_input_{i}", "layers.{i}"
-    rows = llama_table(model, post_norm=True)
+    rows = llama.table(model, post_norm=True)
     return (
         *(row for row in rows if "/query_key_value/" not in row.weight),
         *(row for rows in _projections(model) for row in rows),
@@ -111,7 +110,7 @@ def _global_heads(config: Config, arguments: Arguments, kinds: object, tied: boo
 
 def _arguments(config: Config, named: Named) -> Arguments:
     config.only(enable_moe_block=False, use_bidirectional_attention="vision", rope_scaling={})
-    arguments = shared_arguments(config, named, _DEFAULTS)
+    arguments = llama.shared_arguments(config, named, _DEFAULTS)
     size, num_layers = arguments["vocabulary_size"], arguments["num_layers"]
     input_dim = config.integer("hidden_size_per_layer_input", _INPUT_DIM, minimum=0)
     name = "vocab_size_per_layer_input"
@@ -164,7 +163,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
         )
     rope = rope_fields_by_layer_type(model, window is not None, "Gemma 4")
     return {
-        **shared_fields(model, architecture),
+        **llama.shared_fields(model, architecture),
         "head_dim": given["head_dim"],
         "hidden_activation": activation_name(given["activation"]),
         "sliding_window": window or _WINDOW,
@@ -188,6 +187,6 @@ GEMMA4 = Family(
     arguments=_arguments,
     fields=_fields,
     architectures=architectures("Gemma4Text", "Gemma4ForCausalLM", classifies_texts=False),
-    names=PART_NAMES,
+    names=llama.PART_NAMES,
     has_own_blocks=True,
 )

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.decoders import llama
 from keras_tfm.checkpoints.decoders.decoder_fields import architectures, check_saved
 from keras_tfm.checkpoints.decoders.experts import (
     STACKED,
@@ -12,13 +13,6 @@ from keras_tfm.checkpoints.decoders.experts import (
     experts_of,
     read_experts,
     stacked_rows,
-)
-from keras_tfm.checkpoints.decoders.llama import (
-    LLAMA_DEFAULTS,
-    NAMES,
-    shared_arguments,
-    shared_fields,
-    table,
 )
 from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
 from keras_tfm.checkpoints.family import Family
@@ -45,7 +39,7 @@ def _moe_arguments(config: Config, named: Named) -> Arguments:
 
 def _shared_arguments(config: Config, named: Named) -> Arguments:
     return {
-        **shared_arguments(config, named, LLAMA_DEFAULTS),
+        **llama.shared_arguments(config, named, llama.LLAMA_DEFAULTS),
         "activation": config.activation("hidden_act", "silu"),
         **read_rope(config),
         **{name: config.number(name, 1.0) for name in FACTORS},
@@ -71,7 +65,7 @@ def _moe_fields(model: models.Model, architecture: str) -> Fields:
 def _shared_fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     return {
-        **shared_fields(model, architecture),
+        **llama.shared_fields(model, architecture),
         "hidden_act": activation_name(given["activation"]),
         **rope_fields(model),
         **{name: given[name] for name in FACTORS},
@@ -81,19 +75,19 @@ def _shared_fields(model: models.Model, architecture: str) -> Fields:
 GRANITE_MOE = Family(
     model_type="granitemoe",
     builder=models.granite,
-    table=lambda model: (*table(model), *stacked_rows(EXPERTS)),
+    table=lambda model: (*llama.table(model), *stacked_rows(EXPERTS)),
     arguments=_moe_arguments,
     fields=_moe_fields,
     architectures=architectures("GraniteMoe", classifies_texts=False),
     is_of=lambda model: experts_of(model) is not None,
-    names=replace(NAMES, stacked=STACKED),
+    names=replace(llama.NAMES, stacked=STACKED),
 )
 GRANITE = Family(
     model_type="granite",
     builder=models.granite,
-    table=table,
+    table=llama.table,
     arguments=_arguments,
     fields=_fields,
     architectures=architectures("Granite", classifies_texts=False),
-    names=NAMES,
+    names=llama.NAMES,
 )

@@ -6,6 +6,7 @@ from functools import partial
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.decoders import llama
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     FULL,
     SLIDING,
@@ -17,14 +18,6 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     read_windows,
     window_of,
 )
-from keras_tfm.checkpoints.decoders.llama import (
-    LLAMA_DEFAULTS,
-    NAMES,
-    OLD_PREFIX,
-    shared_arguments,
-    shared_fields,
-)
-from keras_tfm.checkpoints.decoders.llama import table as llama_table
 from keras_tfm.checkpoints.decoders.rope import (
     read_rope,
     read_rope_by_layer_type,
@@ -37,7 +30,7 @@ from keras_tfm.checkpoints.rows import Row, rms_norm
 from keras_tfm.checkpoints.transforms import Reshaped, Same
 
 # Values of fields that are missing in `config.json`.
-_DEFAULTS = {**LLAMA_DEFAULTS, "vocab_size": 50304, "rms_norm_eps": 1e-5}
+_DEFAULTS = {**llama.LLAMA_DEFAULTS, "vocab_size": 50304, "rms_norm_eps": 1e-5}
 _EXAONE_DEFAULTS = {
     **_DEFAULTS, "vocab_size": 102400, "intermediate_size": 16384, "num_key_value_heads": 32,
 }  # fmt: skip
@@ -54,7 +47,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
         f"{path}/feed_forward_residual/norm": f"{layer}.post_feedforward_layernorm",
     }
     return (
-        *(row for row in llama_table(model) if "norm/" not in row.weight),
+        *(row for row in llama.table(model) if "norm/" not in row.weight),
         *(row for weight, tensor in norms.items() for row in rms_norm(weight, tensor)),
         *(
             Row(
@@ -100,7 +93,7 @@ def _exaone_windows(config: Config, num_layers: int) -> Arguments:
 
 
 def _exaone_arguments(config: Config, named: Named) -> Arguments:
-    arguments = shared_arguments(config, named, _EXAONE_DEFAULTS)
+    arguments = llama.shared_arguments(config, named, _EXAONE_DEFAULTS)
     del arguments["attention_bias"]  # which transformers does not read
     return {
         **arguments,
@@ -113,7 +106,7 @@ def _exaone_arguments(config: Config, named: Named) -> Arguments:
 
 
 def _arguments(config: Config, named: Named, is_third: bool) -> Arguments:
-    arguments = shared_arguments(config, named, _DEFAULTS)
+    arguments = llama.shared_arguments(config, named, _DEFAULTS)
     dim, heads, head_dim = (arguments[x] for x in ("dim", "num_heads", "head_dim"))
     del arguments["head_dim"]
     if head_dim not in (None, dim // heads):
@@ -139,7 +132,7 @@ def _exaone_fields(model: models.Model, architecture: str) -> Fields:
             f"some blocks, got True with the windows {each}"
         )
     fields = {
-        **shared_fields(model, architecture),
+        **llama.shared_fields(model, architecture),
         "hidden_act": activation_name(model.arguments["activation"]),
         **rope_fields(model),
         "sliding_window": None if rotary and window is None else window or _WINDOW,
@@ -155,7 +148,7 @@ def _fields(model: models.Model, architecture: str, is_third: bool) -> Fields:
     head_dim = model.arguments["dim"] // model.arguments["num_heads"]
     check_saved(model, kind, head_dim=(None, head_dim), global_rotary=True)
     fields = {
-        **shared_fields(model, architecture),
+        **llama.shared_fields(model, architecture),
         "hidden_act": activation_name(model.arguments["activation"]),
     }
     del fields["head_dim"]
@@ -197,10 +190,10 @@ def _family(
         architectures=architectures(
             name,
             classifies_tokens=model_type == "exaone4",
-            answers=OLD_PREFIX if model_type == "exaone4" else None,
+            answers=llama.OLD_PREFIX if model_type == "exaone4" else None,
         ),
         is_of=lambda model: model_type == _type_of(model),
-        names=NAMES,
+        names=llama.NAMES,
     )
 
 

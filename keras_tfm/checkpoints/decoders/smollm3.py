@@ -2,6 +2,7 @@
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
+from keras_tfm.checkpoints.decoders import llama
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     FULL,
     SLIDING,
@@ -10,13 +11,6 @@ from keras_tfm.checkpoints.decoders.decoder_fields import (
     read_pad_id,
     read_windows,
     window_of,
-)
-from keras_tfm.checkpoints.decoders.llama import (
-    NAMES,
-    OLD_PREFIX,
-    shared_arguments,
-    shared_fields,
-    table,
 )
 from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
 from keras_tfm.checkpoints.family import Family
@@ -59,7 +53,7 @@ def _windows(config: Config, rotary: list[bool]) -> Windows:
 
 
 def _arguments(config: Config, named: Named) -> Arguments:
-    arguments = shared_arguments(config, named, _DEFAULTS)
+    arguments = llama.shared_arguments(config, named, _DEFAULTS)
     rotary = _rotary(config, arguments["num_layers"])
     return {
         **arguments,
@@ -78,7 +72,7 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     rotary = each_rotary(given["rotary"], given["num_layers"])
     return {
         "pad_token_id": None,  # the default, 128004, must be in the vocabulary; a classifier's is
-        **shared_fields(model, architecture),
+        **llama.shared_fields(model, architecture),
         "hidden_act": activation_name(given["activation"]),
         **rope_fields(model),
         "no_rope_layers": [int(x) for x in rotary],
@@ -92,9 +86,9 @@ def _fields(model: models.Model, architecture: str) -> Fields:
 SMOLLM3 = Family(
     model_type="smollm3",
     builder=models.smollm3,
-    table=table,
+    table=llama.table,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures("SmolLM3", classifies_tokens=True, answers=OLD_PREFIX),
-    names=NAMES,
+    architectures=architectures("SmolLM3", classifies_tokens=True, answers=llama.OLD_PREFIX),
+    names=llama.NAMES,
 )
