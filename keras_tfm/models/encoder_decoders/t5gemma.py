@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 from keras import ops
@@ -63,7 +62,12 @@ SIZES: dict[str, Arguments] = {
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaStack:
-    """The parts of the encoder or the decoder of T5Gemma and T5Gemma 2."""
+    """The parts of the encoder or the decoder of T5Gemma and T5Gemma 2.
+
+    Attributes:
+        is_second: bool, whether queries and keys are normalised, and the decoder's self-attention
+            sees the encoder's output, too (merged attention), as in T5Gemma 2.
+    """
 
     name: str
     dim: int
@@ -77,6 +81,7 @@ class GemmaStack:
     rms_norm_epsilon: float
     dropout: float
     dtype: DType
+    is_second: bool = False
 
     @property
     def blocks(self) -> list[str]:
@@ -87,16 +92,17 @@ class GemmaStack:
         """A norm."""
         return RMSNormalization(epsilon=self.rms_norm_epsilon, dtype=self.dtype, name=name)
 
-    def parts(self, window: Window | None, causal: bool, **attention: Any) -> Arguments:
-        """The arguments shared by encoder and decoder blocks.
-
-        `attention`: arguments of the self-attention besides those of the stack.
-        """
+    def parts(self, window: Window | None, causal: bool) -> Arguments:
+        """The arguments shared by encoder and decoder blocks."""
+        own: Arguments = {}
+        if self.is_second:
+            norms = {x: self.norm(x) for x in ("query_norm", "key_norm")}
+            own = {**norms, "merged": causal}
         return {
             "self_attention": MultiHeadSelfAttention(
                 self.num_heads, causal=causal, window=window, name="self_attention",
                 num_key_value_heads=self.num_key_value_heads,
-                position=self.position(window), **self.attention, **attention,
+                position=self.position(window), **self.attention, **own,
             ),
             "feed_forward": FeedForward(
                 self.intermediate_dim, activation=self.activation, gated=True, use_bias=False,
@@ -110,8 +116,10 @@ class GemmaStack:
             "dtype": self.dtype,
         }  # fmt: skip
 
-    def cross_attention(self) -> MultiHeadCrossAttention:
-        """The cross-attention of a block of the decoder."""
+    def cross_attention(self) -> MultiHeadCrossAttention | bool:
+        """The cross-attention of a block of the decoder; False if it has none."""
+        if self.is_second:
+            return False
         return MultiHeadCrossAttention(
             self.num_heads,
             num_key_value_heads=self.num_key_value_heads,
@@ -122,6 +130,39 @@ class GemmaStack:
     def drop(self, x: Tensor, name: str) -> Tensor:
         """Dropout, named after the stack."""
         return Dropout(self.dropout, dtype=self.dtype, name=f"{self.name}_{name}")(x)
+
+
+def gemma_stacks(
+    encoder: GemmaStack, decoder: GemmaStack, table_of: Callable[[GemmaStack], TokenEmbedding]
+) -> tuple[dict[str, Tensor], Tensor, TokenEmbedding]:
+    """The inputs `source` and `target`, the decoder's features (B, T, D) and its table of tokens.
+
+    `table_of`: function of a stack that returns its table.
+    """
+    source = keras.Input((None,), dtype="int32", name="source")
+    table = table_of(encoder)
+    x = encoder.drop(table(source), "embedding_dropout")
+    for block, window in zip(encoder.blocks, encoder.windows, strict=True):
+        x = TransformerEncoderBlock(**encoder.parts(window, causal=False), name=block)(x)
+    x = encoder.drop(encoder.norm("encoder_norm")(x), "dropout")
+    marker = Marker("encoded", embedding=table.name, blocks=encoder.blocks, dtype=encoder.dtype)
+    context = marker(x)
+
+    target = keras.Input((None,), dtype="int32", name="target")
+    table = table_of(decoder)
+    # An operation drops the padding mask: padding comes after the text.
+    x = decoder.drop(ops.copy(table(target)), "embedding_dropout")
+    for block, window in zip(decoder.blocks, decoder.windows, strict=True):
+        x = TransformerDecoderBlock(
+            **decoder.parts(window, causal=True),
+            cross_attention=decoder.cross_attention(),
+            name=block,
+        )(x, context)
+    x = decoder.drop(decoder.norm("decoder_norm")(x), "dropout")
+    blocks = [*encoder.blocks, *decoder.blocks]
+    x = Marker("features", embedding=table.name, blocks=blocks, dtype=decoder.dtype)(x)
+    x = Marker("head", "language_model", dtype=decoder.dtype)(x)
+    return {"source": source, "target": target}, x, table
 
 
 @builder
@@ -217,34 +258,14 @@ def t5gemma(
         windows=each_window(decoder_windows, decoder_layers), **shared,
     )  # fmt: skip
 
-    def embedding(stack: GemmaStack, name: str) -> TokenEmbedding:
+    def table_of(stack: GemmaStack) -> TokenEmbedding:
         return TokenEmbedding(
             vocabulary_size, stack.dim, scale=True, mask_id=pad_id, padding="ends",
-            embeddings_initializer=initializer(), dtype=dtype, name=name,
+            embeddings_initializer=initializer(), dtype=dtype,
+            name="source_embedding" if stack is encoder else "target_embedding",
         )  # fmt: skip
 
-    source = keras.Input((None,), dtype="int32", name="source")
-    x = encoder.drop(embedding(encoder, "source_embedding")(source), "embedding_dropout")
-    for block, window in zip(encoder.blocks, encoder.windows, strict=True):
-        x = TransformerEncoderBlock(**encoder.parts(window, causal=False), name=block)(x)
-    x = encoder.drop(encoder.norm("encoder_norm")(x), "dropout")
-    x = Marker("encoded", embedding="source_embedding", blocks=encoder.blocks, dtype=dtype)(x)
-    context = x
-
-    target = keras.Input((None,), dtype="int32", name="target")
-    table = embedding(decoder, "target_embedding")
-    # An operation drops the padding mask: padding comes after the text.
-    x = decoder.drop(ops.copy(table(target)), "embedding_dropout")
-    for block, window in zip(decoder.blocks, decoder.windows, strict=True):
-        x = TransformerDecoderBlock(
-            **decoder.parts(window, causal=True),
-            cross_attention=decoder.cross_attention(),
-            name=block,
-        )(x, context)
-    x = decoder.drop(decoder.norm("decoder_norm")(x), "dropout")
-    blocks = [*encoder.blocks, *decoder.blocks]
-    x = Marker("features", embedding="target_embedding", blocks=blocks, dtype=dtype)(x)
-    x = Marker("head", "language_model", dtype=dtype)(x)
+    inputs, x, table = gemma_stacks(encoder, decoder, table_of)
     if tie_output:
         logits = table(x, reverse=True)
     else:
@@ -254,4 +275,4 @@ def t5gemma(
         )(x)  # fmt: skip
     if final_logit_soft_cap is not None:
         logits = final_logit_soft_cap * ops.tanh(logits / final_logit_soft_cap)
-    return Model({"source": source, "target": target}, logits, name=name)
+    return Model(inputs, logits, name=name)

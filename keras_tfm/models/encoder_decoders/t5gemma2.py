@@ -3,24 +3,20 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import keras
 from keras import ops
 
 from keras_tfm.arguments import check_positive
 from keras_tfm.layers import (
     LinearScaling,
-    RMSNormalization,
     RotaryEmbedding,
     TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
     gelu_tanh,
 )
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType, Window
 from keras_tfm.models.decoders.causal_decoder import each_window, initializer
-from keras_tfm.models.encoder_decoders.t5gemma import GemmaStack
-from keras_tfm.models.identity import Marker, builder
+from keras_tfm.models.encoder_decoders.t5gemma import GemmaStack, gemma_stacks
+from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 
@@ -117,15 +113,9 @@ def t5gemma2(
         raise ValueError(f"num_layers must be at least 1, got {num_layers}")
     scalar = head_dim if query_pre_attention_scalar is None else query_pre_attention_scalar
 
-    def norm(name: str) -> RMSNormalization:
-        return RMSNormalization(epsilon=rms_norm_epsilon, dtype=dtype, name=name)
-
     def position(window: Window | None) -> RotaryEmbedding:
         theta, scaling = (rope_theta, rope_scaling) if window is None else (local_rope_theta, None)
         return RotaryEmbedding(theta, scaling=scaling, dtype=dtype)
-
-    def norms() -> Arguments:
-        return {"query_norm": norm("query_norm"), "key_norm": norm("key_norm")}
 
     shared: Arguments = {
         "dim": dim,
@@ -134,7 +124,7 @@ def t5gemma2(
             "dropout": attention_dropout, "kernel_initializer": initializer(), "dtype": dtype,
         },
         "position": position, "activation": activation, "rms_norm_epsilon": rms_norm_epsilon,
-        "dropout": dropout, "dtype": dtype,
+        "dropout": dropout, "dtype": dtype, "is_second": True,
     }  # fmt: skip
     encoder = GemmaStack(
         name="encoder", num_heads=num_heads, num_key_value_heads=num_key_value_heads,
@@ -155,27 +145,8 @@ def t5gemma2(
         vocabulary_size, dim, scale=True, mask_id=pad_id, padding="ends",
         embeddings_initializer=initializer(), dtype=dtype, name="embedding",
     )  # fmt: skip
-
-    source = keras.Input((None,), dtype="int32", name="source")
-    x = encoder.drop(table(source), "embedding_dropout")
-    for block, window in zip(encoder.blocks, encoder.windows, strict=True):
-        parts = encoder.parts(window, causal=False, **norms())
-        x = TransformerEncoderBlock(**parts, name=block)(x)
-    x = encoder.drop(norm("encoder_norm")(x), "dropout")
-    x = Marker("encoded", embedding="embedding", blocks=encoder.blocks, dtype=dtype)(x)
-    context = x
-
-    target = keras.Input((None,), dtype="int32", name="target")
-    # An operation drops the padding mask: padding comes after the text.
-    x = decoder.drop(ops.copy(table(target)), "embedding_dropout")
-    for block, window in zip(decoder.blocks, decoder.windows, strict=True):
-        parts = decoder.parts(window, causal=True, merged=True, **norms())
-        x = TransformerDecoderBlock(**parts, cross_attention=False, name=block)(x, context)
-    x = decoder.drop(norm("decoder_norm")(x), "dropout")
-    blocks = [*encoder.blocks, *decoder.blocks]
-    x = Marker("features", embedding="embedding", blocks=blocks, dtype=dtype)(x)
-    x = Marker("head", "language_model", dtype=dtype)(x)
+    inputs, x, _ = gemma_stacks(encoder, decoder, lambda stack: table)
     logits = table(x, reverse=True)
     if final_logit_soft_cap is not None:
         logits = final_logit_soft_cap * ops.tanh(logits / final_logit_soft_cap)
-    return Model({"source": source, "target": target}, logits, name=name)
+    return Model(inputs, logits, name=name)
