@@ -3,11 +3,7 @@
 from keras_tfm.checkpoints.generation_config import load_generation_config
 from keras_tfm.checkpoints.huggingface import load_huggingface, save_huggingface
 from keras_tfm.checkpoints.image_settings import load_image_processor
-from keras_tfm.checkpoints.keras_hub.conversion import (
-    KerasHubImport,
-    from_keras_hub,
-    to_keras_hub,
-)
+from keras_tfm.checkpoints.keras_hub.conversion import KerasHubImport, from_keras_hub, to_keras_hub
 from keras_tfm.checkpoints.keras_hub.layer_weights import copy_keras_hub_weights
 from keras_tfm.checkpoints.keras_hub.preprocessing import Preprocessing
 from keras_tfm.checkpoints.save_peft import save_peft

@@ -18,11 +18,7 @@ from keras_tfm.distributed.global_loss import Batch, GlobalLoss, over_replicas
 from keras_tfm.distributed.joint_loss import Rows, Tensor, Tensors
 from keras_tfm.distributed.loss_scale import scale_loss_of_half_precision
 from keras_tfm.distributed.moving_statistics import average_moving_statistics, is_synchronized
-from keras_tfm.distributed.row_of_zeros import (
-    add_row_of_zeros,
-    remove_row_of_zeros,
-    zero_gradients,
-)
+from keras_tfm.distributed.row_of_zeros import add_row_of_zeros, remove_row_of_zeros, zero_gradients
 from keras_tfm.distributed.trained_weights import (
     check_trained_weights,
     compile_with_optimizer_weights,

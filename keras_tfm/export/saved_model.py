@@ -16,11 +16,7 @@ from keras_tfm.export.signatures.request import (
     check_keywords,
     without_mask_warnings,
 )
-from keras_tfm.export.signatures.text import (
-    TEXT,
-    add_text_signatures,
-    check_tokenizers,
-)
+from keras_tfm.export.signatures.text import TEXT, add_text_signatures, check_tokenizers
 from keras_tfm.generation.interface import interface_of
 
 

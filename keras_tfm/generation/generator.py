@@ -18,11 +18,7 @@ from keras_tfm.generation.strategies.beam import IMPOSSIBLE
 from keras_tfm.generation.tokenizers.texts import Texts
 from keras_tfm.layers.types import Tensor
 from keras_tfm.models.features import with_features
-from keras_tfm.models.quantization.state import (
-    TrainedQuantization,
-    quantization_of,
-    rounded_reads,
-)
+from keras_tfm.models.quantization.state import TrainedQuantization, quantization_of, rounded_reads
 from keras_tfm.models.without_storage import allocate_if_missing
 from keras_tfm.runtime.tasks.text import Hypothesis, pieces
 

@@ -51,9 +51,7 @@ from keras_tfm.layers.positions.attention_position import (
     AttentionPosition,
     PositionTerms,
 )
-from keras_tfm.layers.positions.disentangled_position_embedding import (
-    DisentangledPositionEmbedding,
-)
+from keras_tfm.layers.positions.disentangled_position_embedding import DisentangledPositionEmbedding
 from keras_tfm.layers.positions.position_embedding import PositionEmbedding
 from keras_tfm.layers.positions.position_embedding_2d import PositionEmbedding2D
 from keras_tfm.layers.positions.positional_encoding import PositionalEncoding

@@ -7,12 +7,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number
-from keras_tfm.layers.arguments import (
-    as_activation,
-    as_initializer,
-    biased_parts,
-    check_sequence,
-)
+from keras_tfm.layers.arguments import as_activation, as_initializer, biased_parts, check_sequence
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.target import current_target

@@ -8,12 +8,7 @@ from typing import Any, TypeAlias, cast
 import keras
 
 from keras_tfm.arguments import check_not_negative, check_rate
-from keras_tfm.layers.arguments import (
-    as_activation,
-    as_initializer,
-    check_sequence,
-    serialize_part,
-)
+from keras_tfm.layers.arguments import as_activation, as_initializer, check_sequence, serialize_part
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.finite_padding import finite_padding

@@ -5,13 +5,7 @@ import math
 import numpy as np
 
 from keras_tfm.arguments import check_integer, check_rate
-from keras_tfm.text.alignments import (
-    ALIGNMENT_IDS,
-    AMINO_ACIDS,
-    GAP_ID,
-    MASK_ID,
-    alignment_profile,
-)
+from keras_tfm.text.alignments import ALIGNMENT_IDS, AMINO_ACIDS, GAP_ID, MASK_ID, alignment_profile
 from keras_tfm.text.batches import Batch, input_to_mask
 
 

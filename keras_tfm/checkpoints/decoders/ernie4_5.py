@@ -3,11 +3,7 @@
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders import llama
-from keras_tfm.checkpoints.decoders.decoder_fields import (
-    architectures,
-    check_saved,
-    read_pad_id,
-)
+from keras_tfm.checkpoints.decoders.decoder_fields import architectures, check_saved, read_pad_id
 from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named

@@ -11,12 +11,7 @@ from dataclasses import replace
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders import llama
-from keras_tfm.checkpoints.decoders.decoder_fields import (
-    FULL,
-    architectures,
-    is_tied,
-    read_attends,
-)
+from keras_tfm.checkpoints.decoders.decoder_fields import FULL, architectures, is_tied, read_attends
 from keras_tfm.checkpoints.decoders.experts import (
     STACKED,
     check_experts,

@@ -6,10 +6,7 @@ from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders.decoder_fields import is_tied
 from keras_tfm.checkpoints.decoders.rope import partial_rope_fields, read_partial_rope
-from keras_tfm.checkpoints.encoder_decoders.moonshine import (
-    check_extractor,
-    save_preprocessor,
-)
+from keras_tfm.checkpoints.encoder_decoders.moonshine import check_extractor, save_preprocessor
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, convolution, dense

@@ -5,10 +5,7 @@ import numpy as np
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.decoders.decoder_fields import FULL, SLIDING, Windows, read_windows
-from keras_tfm.checkpoints.decoders.rope import (
-    read_rope_by_layer_type,
-    rope_fields_by_layer_type,
-)
+from keras_tfm.checkpoints.decoders.rope import read_rope_by_layer_type, rope_fields_by_layer_type
 from keras_tfm.checkpoints.encoder_decoders.t5gemma import (
     CLASSIFIER,
     OUTPUT,

@@ -3,11 +3,7 @@
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.decoders.decoder_fields import check_saved
-from keras_tfm.checkpoints.encoders.nomic_bert import (
-    architectures,
-    shared_arguments,
-    shared_fields,
-)
+from keras_tfm.checkpoints.encoders.nomic_bert import architectures, shared_arguments, shared_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm

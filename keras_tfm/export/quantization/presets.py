@@ -17,11 +17,7 @@ from keras_tfm.export.quantization.kept_layers import (
     find_constants,
     find_layers,
 )
-from keras_tfm.export.quantization.trained_weights import (
-    TrainedWeights,
-    store,
-    trained_weights,
-)
+from keras_tfm.export.quantization.trained_weights import TrainedWeights, store, trained_weights
 from keras_tfm.export.signatures.input_numbers import InputNumbers, input_numbers
 from keras_tfm.export.signatures.request import Request
 from keras_tfm.export.signatures.signature import Signature

@@ -17,9 +17,7 @@ from keras_tfm.layers.multi_head_attention.base import MultiHeadAttention
 from keras_tfm.layers.multi_head_attention.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_attention.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.positions.alibi import ALiBi
-from keras_tfm.layers.positions.disentangled_position_embedding import (
-    DisentangledPositionEmbedding,
-)
+from keras_tfm.layers.positions.disentangled_position_embedding import DisentangledPositionEmbedding
 from keras_tfm.layers.positions.relative_position_bias import RelativePositionBias
 from keras_tfm.layers.positions.rotary_embedding import RotaryEmbedding
 from keras_tfm.layers.residual import Residual

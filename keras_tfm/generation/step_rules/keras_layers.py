@@ -18,12 +18,7 @@ import keras
 from keras import ops
 
 from keras_tfm.generation.step_rules.step_rule import StepRule, choose_rows, register_step
-from keras_tfm.keras_internals import (
-    attention_parts,
-    cumsum_operation,
-    get_mask,
-    set_mask,
-)
+from keras_tfm.keras_internals import attention_parts, cumsum_operation, get_mask, set_mask
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.decoding.source_scope import SourceScope, refuse_mask
 from keras_tfm.layers.multi_head_attention.attention import attention

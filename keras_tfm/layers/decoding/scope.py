@@ -20,19 +20,8 @@ from keras_tfm.layers.decoding.cache import (
     owns_mask,
     write,
 )
-from keras_tfm.layers.decoding.state import (
-    Recurrent,
-    State,
-    check_state,
-    make_recurrent_entry,
-)
-from keras_tfm.layers.decoding.visibility import (
-    Branches,
-    Extended,
-    Visible,
-    real_tokens,
-    visible,
-)
+from keras_tfm.layers.decoding.state import Recurrent, State, check_state, make_recurrent_entry
+from keras_tfm.layers.decoding.visibility import Branches, Extended, Visible, real_tokens, visible
 from keras_tfm.layers.positions.coordinates import Span, check_positions
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Size, Tensor, Window

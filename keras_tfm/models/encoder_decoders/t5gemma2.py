@@ -6,12 +6,7 @@ from typing import Any
 from keras import ops
 
 from keras_tfm.arguments import check_positive
-from keras_tfm.layers import (
-    LinearScaling,
-    RotaryEmbedding,
-    TokenEmbedding,
-    gelu_tanh,
-)
+from keras_tfm.layers import LinearScaling, RotaryEmbedding, TokenEmbedding, gelu_tanh
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType, Window
 from keras_tfm.models.decoders.causal_decoder import each_window, initializer

@@ -18,21 +18,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tfm.keras_internals import (
-    current_stateless_scope,
-    sublayers,
-    value_without_autocast,
-)
+from keras_tfm.keras_internals import current_stateless_scope, sublayers, value_without_autocast
 from keras_tfm.layers.base_layer import has_adapters
 from keras_tfm.layers.decoding.cache import rounded_caches
 from keras_tfm.layers.types import Config, Tensor
 from keras_tfm.models.quantization.named_layers import has_name
 from keras_tfm.models.quantization.rounded_inputs import observe, rounded_inputs
-from keras_tfm.models.quantization.rounded_weights import (
-    RoundedWeight,
-    layers_of,
-    rounded_weights,
-)
+from keras_tfm.models.quantization.rounded_weights import RoundedWeight, layers_of, rounded_weights
 from keras_tfm.models.quantization.rounding import Grid
 
 # Of a model, in `vars`, because Keras would track an attribute.

@@ -12,10 +12,7 @@ import keras
 import numpy as np
 
 from keras_tfm.layers.types import Config
-from keras_tfm.models.quantization.state import (
-    quantization_settings,
-    set_quantization_settings,
-)
+from keras_tfm.models.quantization.state import quantization_settings, set_quantization_settings
 from keras_tfm.trainer_internals import callback_list, runs_fit, set_initial_epoch
 from keras_tfm.training.resuming.callback_states import CallbackStates
 
