@@ -167,12 +167,7 @@ def _by_model(
 ) -> dict[str, Any]:
     """An argument by model: a dictionary by model, or one value for the models that it fits.
 
-    Args:
-        argument: its name, for errors.
-        models: the models by name.
-        given: the value.
-        fitting: the models that one value may be for.
-        shared: bool, whether one value may be for several models.
+    `shared`: whether one value may be for several models.
     """
     if given is None:
         return {}

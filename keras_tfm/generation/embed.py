@@ -111,12 +111,8 @@ def _inputs(
 ) -> dict[str, np.ndarray]:
     """The inputs of a batch.
 
-    Args:
-        interface: that of the model.
-        name: str, the input of ids.
-        texts: the texts, for errors.
-        encoded: the ids and segments of each text, the longest first.
-        limit: int, the most tokens that the model takes; None: unknown.
+    `encoded`: the ids and segments of each text, the longest first; `limit`: the most tokens that
+    the model takes, None: unknown.
     """
     longest, known = len(encoded[0][0]), interface.inputs[name]
     width = longest

@@ -191,7 +191,6 @@ def _rotary_table(
     """The table of Phi and StarCoder 2, whose queries, keys and values are three tensors.
 
     Args:
-        model: the model.
         output, inner, outer: names of the layers in a block.
         last_norm: name of the norm after the last block.
     """

@@ -181,7 +181,6 @@ def _read(config: Config, name: str, rope: Fields) -> tuple[float, Any]:
     """The base and the scaling of one dictionary; no scaling if it changes nothing.
 
     Args:
-        config: the configuration.
         name: str, the field that is named in errors.
         rope: the dictionary, with "rope_theta".
     """

@@ -67,7 +67,6 @@ def _llama_table(
     """The table of Llama, Mistral, Qwen and Phi-3.
 
     Args:
-        model: the model.
         attention: str, name of the attention in a block.
         norms: names of the norms before attention and before the feed-forward network.
     """
@@ -181,11 +180,7 @@ QWEN3 = replace(
 
 
 def _gemma_rows(offset: float) -> tuple[Row, ...]:
-    """The rows that all Gemmas have, without attention's projections.
-
-    Args:
-        offset: float, 1 where the scale of norms is 1 + w.
-    """
+    """The rows that all Gemmas have, besides attention; `offset`: 1 if norms' scale is 1 + w."""
     path, layer = "decoder_{i}", "decoder_block_{i}"
     norms = {
         f"{path}/self_attention_residual/norm": f"{layer}/pre_attention_norm",

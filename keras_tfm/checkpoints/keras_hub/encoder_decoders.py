@@ -119,12 +119,7 @@ def _bart_arguments(settings: Settings) -> Arguments:
 
 
 def _stacks(model: models.Model, biases: tuple[str, ...]) -> tuple[Row, ...]:
-    """The rows of the blocks of both stacks.
-
-    Args:
-        model: the model.
-        biases: the projections of attention that have biases.
-    """
+    """The rows of the blocks of both stacks; `biases`: the projections that have biases."""
     sizes = model.arguments["dim"], model.arguments["num_heads"]
     return (
         *block("encoder_{i}", _ENCODER, *sizes),
@@ -297,7 +292,6 @@ def _gemma_projections(model: models.Model, path: str, layer: str, source: int) 
     """The rows of the decoder's separate queries, keys and values, and of the output.
 
     Args:
-        model: the model.
         path, layer: str, the paths of our attention and KerasHub's.
         source: int, the width of what the keys and values are projected from.
     """

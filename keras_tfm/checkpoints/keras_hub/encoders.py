@@ -20,7 +20,6 @@ def _table(model: models.Model, embeddings: str = "", offset: int = 0) -> tuple[
     """The table of BERT and its successors.
 
     Args:
-        model: the model.
         embeddings: str, path of the layer of the embeddings and a slash, if there is one.
         offset: int, rows before the first of the table of positions, which KerasHub lacks.
     """
@@ -38,9 +37,7 @@ def _table(model: models.Model, embeddings: str = "", offset: int = 0) -> tuple[
 def _arguments(settings: Settings, pad_id: int = 0) -> Arguments:
     """The builder's arguments that BERT and its successors have in common.
 
-    Args:
-        settings: the settings of the backbone.
-        pad_id: int, the padding id of a backbone without a preprocessor.
+    `pad_id`: the padding id of a backbone without a preprocessor.
     """
     return {
         **text_arguments(settings),

@@ -79,7 +79,6 @@ def _vit_and_deit_rows(model: models.Model, name: str, inner: str, outer: str) -
     """The rows that ViT and DeiT have in common. KerasHub numbers the blocks from 1.
 
     Args:
-        model: the model.
         name: str, how the names of KerasHub's layers begin.
         inner, outer: str, the paths of the dense layers in KerasHub's block.
     """
@@ -324,12 +323,7 @@ def _tower(settings: Settings) -> Arguments:
 
 
 def _clip_and_siglip_arguments(settings: Settings, *own: str) -> Arguments:
-    """The builder's arguments that CLIP and SigLIP have in common.
-
-    Args:
-        settings: the settings of the backbone.
-        own: further fields of both encoders.
-    """
+    """The builder's arguments of CLIP and SigLIP; `own`: further fields of both encoders."""
     settings["vision_encoder"], settings["text_encoder"]
     image = Settings.of(settings.backbone.vision_encoder, settings.preprocessor)
     text = Settings.of(settings.backbone.text_encoder, settings.preprocessor)

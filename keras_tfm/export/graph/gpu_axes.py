@@ -236,9 +236,7 @@ def _around(shape: list[int], axis: int) -> list[int]:
 def _alike(is_alike: Callable[[int, int], bool], sizes: Sequence[int]) -> list[list[int]] | None:
     """The axes in at most four groups, without axes of size 1; None if that cannot be done.
 
-    Args:
-        is_alike: whether two neighboring axes can be merged.
-        sizes: their sizes.
+    `is_alike`: whether two neighboring axes can be merged.
     """
     groups = [[i] for i, size in enumerate(sizes) if size != 1] or [[0]]
     while len(groups) > _MOST_AXES:

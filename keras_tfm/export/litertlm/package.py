@@ -551,15 +551,7 @@ def _write(
     add_metadata: Callable[[Any, str], object],
     metadata: bytes,
 ) -> None:
-    """Writes a package.
-
-    Args:
-        path: as in `write_package`.
-        tokenizer: as in `write_package`.
-        models: paths of .tflite files by the name of their section's type.
-        add_metadata: function of the builder and the path of the metadata.
-        metadata: the bytes of that message.
-    """
+    """Writes a package; `add_metadata` is a function of the builder and the metadata's path."""
     builder = import_builder("litertlm_builder")
     metadata_path = path.with_name("metadata.pb")
     metadata_path.write_bytes(metadata)

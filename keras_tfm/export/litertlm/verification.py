@@ -452,12 +452,7 @@ def _against_model(
 ) -> Check:
     """The check of the generated tokens: where they are not the model's, how much it prefers its.
 
-    Args:
-        model: functional `keras.Model`.
-        request: the export.
-        answers: prompts and generated tokens.
-        decode: the check of "decode", whose tolerance is used.
-        ms: milliseconds per token of the runtime.
+    `decode`: the check whose tolerance is used; `ms`: milliseconds per token of the runtime.
     """
     wanted, gaps = [], []
     is_hidden = request.masked_target and not _may_be_token(request)

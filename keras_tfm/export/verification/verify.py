@@ -505,14 +505,7 @@ def _folded_norms(model: keras.Model) -> list[np.ndarray]:
 
 
 def _allow_last_bits(found: Comparisons, model: ModelT, run: _Run, checks: list[Check]) -> None:
-    """Raises each `graph_tolerance` to what rounding in float32 explains.
-
-    Args:
-        found: the models.
-        model: a file with float32 weights, as objects.
-        run: that of the file.
-        checks: the checks to change.
-    """
+    """Raises each `graph_tolerance` of the checks to what rounding in float32 explains."""
     generator = np.random.default_rng(0)
     model.metadata = []
     for buffer, values in flatbuffer.float_weights(model).items():

@@ -215,10 +215,7 @@ def _rank(
 ) -> list[list[Drawing]]:
     """The pictures of each text with their scores, the best first.
 
-    Args:
-        words: (B, D), the vectors of the texts.
-        embed: from pictures to their vectors.
-        groups: the pictures of each text.
+    `words`: (B, D), the vectors of the texts; `embed`: from pictures to their vectors.
     """
     result = []
     for vector, group in zip(words, groups, strict=True):

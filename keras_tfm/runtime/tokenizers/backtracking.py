@@ -164,10 +164,7 @@ class _Item(NamedTuple):
 def _cost(parser: _Parser, items: list[_Item], may_fail: bool) -> int:
     """The number of repetitions in a sequence that may give back what they took.
 
-    Args:
-        parser: raises the error.
-        items: the sequence.
-        may_fail: whether something that follows it may not match.
+    `may_fail`: whether something that follows it may not match.
     """
     total = 0
     for item in reversed(items):
