@@ -169,13 +169,15 @@ _KINDS = {
     "num_decoder_layers": _TWO_STACKS,
     "decoder_num_layers": _T5GEMMA,
 }
+# The errors of a builder whose docstring does not say others.
+_RAISES = "Raises:\n    TypeError, ValueError: an argument of the wrong type or out of range.\n"
 # From the second column of a docstring, whose lines end at column 100.
 _WIDTH = 96
 _ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): .*(?:\n {8}.*)*", re.M)
 
 
 def with_shared_arguments(docstring: str, names: Sequence[str]) -> str:
-    """A docstring in which `Args:` lists all arguments in order.
+    """A docstring in which `Args:` lists all arguments in order, with `Raises:`.
 
     Args:
         docstring: str, the docstring, in which some arguments may be described.
@@ -199,6 +201,8 @@ def with_shared_arguments(docstring: str, names: Sequence[str]) -> str:
         raise ValueError(f"expected a description of the arguments {missing} in {text[:50]!r}...")
     entries = dict.fromkeys(own.get(x) or shared[x] for x in names)
     completed = "Args:\n" + "\n".join(entries) + "\n"
+    if "\nRaises:\n" not in text:
+        text = text.replace("\nExample:\n", f"\n{_RAISES}\nExample:\n")
     if section:
         return text.replace(section[0], completed).rstrip("\n")
     begin = re.search(r"^(?:Returns|Raises|Example):", text, re.M)

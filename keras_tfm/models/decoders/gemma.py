@@ -109,9 +109,6 @@ def gemma(
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V).
 
-    Raises:
-        TypeError, ValueError: an argument of the wrong type or out of range.
-
     Example:
 
     >>> from keras_tfm.generation import generate

@@ -55,9 +55,6 @@ def glm(
     Returns:
         A functional model from `tokens` (B, T), int32, to logits (B, T, V).
 
-    Raises:
-        TypeError, ValueError: an argument of the wrong type or out of range.
-
     Example:
 
     >>> from keras_tfm.generation import generate

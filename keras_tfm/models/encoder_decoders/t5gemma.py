@@ -220,9 +220,6 @@ def t5gemma(
     Returns:
         A functional model from `source` (B, S) and `target` (B, T), int32, to logits (B, T, V).
 
-    Raises:
-        TypeError, ValueError: an argument of the wrong type or out of range.
-
     Example:
 
     >>> from keras_tfm.generation import generate

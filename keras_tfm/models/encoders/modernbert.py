@@ -75,9 +75,6 @@ def modernbert(
     Returns:
         A functional model from `tokens` (B, T), int32, to features (B, T, D).
 
-    Raises:
-        TypeError, ValueError: an argument of the wrong type or out of range.
-
     Example:
 
     >>> from keras_tfm.models import masked_language_model, modernbert

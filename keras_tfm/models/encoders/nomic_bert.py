@@ -63,9 +63,6 @@ def nomic_bert(
         A functional model from `tokens` (B, T) and, with `num_segments`, `segments` (B, T), int32,
         to features (B, T, D).
 
-    Raises:
-        TypeError, ValueError: an argument of the wrong type or out of range.
-
     Example:
 
     >>> from keras_tfm.models import nomic_bert, sentence_embedding
