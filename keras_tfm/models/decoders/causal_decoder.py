@@ -9,17 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.layers import (
-    FeedForward,
-    MixtureOfExperts,
-    MultiHeadSelfAttention,
-    OutputBias,
-    Residual,
-    RMSNormalization,
-    RotaryEmbedding,
-    TokenEmbedding,
-    TransformerDecoderBlock,
-)
+from keras_tfm import layers
 from keras_tfm.layers.recurrent.token_mixer import TokenMixer
 from keras_tfm.layers.types import Activation, DType, Tensor
 from keras_tfm.models.decoders.experts import Experts
@@ -87,7 +77,7 @@ class CausalDecoder:
             raise ValueError(f"num_layers must be at least 1, got {self.num_layers}")
         windows = each_window(self.windows, self.num_layers)
         tokens = keras.Input((None,), dtype="int32", name="target" if others else "tokens")
-        embedding = TokenEmbedding(
+        embedding = layers.TokenEmbedding(
             self.vocabulary_size,
             self.embedding_dim or self.dim,
             scale=self.scale_embedding,
@@ -125,7 +115,7 @@ class CausalDecoder:
                 name="output",
             )(x)
         if self.output_bias:
-            logits = OutputBias(dtype=self.dtype, name="output_bias")(logits)
+            logits = layers.OutputBias(dtype=self.dtype, name="output_bias")(logits)
         if self.logits_scaling != 1.0:
             logits = logits / self.logits_scaling
         if self.soft_cap is not None:
@@ -167,13 +157,13 @@ class RotaryDecoder(CausalDecoder):
                 "them: -1 if it is no id of the vocabulary, got None"
             )
 
-    def norm(self, name: str, **options: Any) -> RMSNormalization:
+    def norm(self, name: str, **options: Any) -> layers.RMSNormalization:
         """An RMS normalisation."""
-        return RMSNormalization(
+        return layers.RMSNormalization(
             epsilon=self.rms_norm_epsilon, dtype=self.dtype, name=name, **options
         )
 
-    def head_norms(self, axis: int | tuple[int, ...] = -1) -> dict[str, RMSNormalization]:
+    def head_norms(self, axis: int | tuple[int, ...] = -1) -> dict[str, layers.RMSNormalization]:
         """The arguments `query_norm` and `key_norm` of attention; see there for `axis`."""
         return {name: self.norm(name, axis=axis) for name in ("query_norm", "key_norm")}
 
@@ -181,14 +171,14 @@ class RotaryDecoder(CausalDecoder):
         self,
         i: int,
         window: int | None,
-        position: RotaryEmbedding | None,
-        residual: Residual | dict[str, Residual],
+        position: layers.RotaryEmbedding | None,
+        residual: layers.Residual | dict[str, layers.Residual],
         num_key_value_heads: int | None = None,
         head_dim: int | None = None,
         intermediate_dim: int | None = None,
         mixer: TokenMixer | None = None,
         **attention: Any,
-    ) -> TransformerDecoderBlock:
+    ) -> layers.TransformerDecoderBlock:
         """Block i.
 
         Args:
@@ -201,7 +191,7 @@ class RotaryDecoder(CausalDecoder):
             mixer: layer in place of attention; `window` and `position` are None then.
             attention: further arguments of `MultiHeadSelfAttention`.
         """
-        self_attention = mixer or MultiHeadSelfAttention(
+        self_attention = mixer or layers.MultiHeadSelfAttention(
             self.num_heads,
             causal=self.causal,
             window=window,
@@ -215,7 +205,7 @@ class RotaryDecoder(CausalDecoder):
             name="self_attention",
             **attention,
         )
-        return TransformerDecoderBlock(
+        return layers.TransformerDecoderBlock(
             self_attention=self_attention,
             cross_attention=False,
             feed_forward=self._feed_forward(i, intermediate_dim or self.intermediate_dim),
@@ -225,7 +215,9 @@ class RotaryDecoder(CausalDecoder):
             name=f"decoder_{i}",
         )
 
-    def _feed_forward(self, i: int, intermediate_dim: int) -> FeedForward | MixtureOfExperts:
+    def _feed_forward(
+        self, i: int, intermediate_dim: int
+    ) -> layers.FeedForward | layers.MixtureOfExperts:
         """The feed-forward network of block i, or its experts."""
         experts = self.experts
         if experts is None or not self.has_experts[i]:
@@ -233,7 +225,7 @@ class RotaryDecoder(CausalDecoder):
         shared = None
         if experts.shared_dim is not None:
             shared = self._network("shared_expert", experts.shared_dim)
-        return MixtureOfExperts(
+        return layers.MixtureOfExperts(
             self._network("expert", experts.intermediate_dim or intermediate_dim),
             experts.num_experts,
             experts.top_k,
@@ -255,8 +247,8 @@ class RotaryDecoder(CausalDecoder):
         blocks = self.experts.blocks if self.experts else None
         return each_flag("experts.blocks", blocks, self.num_layers, interval=1)
 
-    def _network(self, name: str, intermediate_dim: int) -> FeedForward:
-        return FeedForward(
+    def _network(self, name: str, intermediate_dim: int) -> layers.FeedForward:
+        return layers.FeedForward(
             intermediate_dim,
             activation=self.activation,
             gated=self.gated,

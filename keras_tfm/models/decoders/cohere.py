@@ -2,15 +2,8 @@
 
 from collections.abc import Sequence
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_positive
-from keras_tfm.layers import (
-    FeedForward,
-    LayerNormalization,
-    MultiHeadSelfAttention,
-    Residual,
-    RotaryEmbedding,
-    TransformerDecoderBlock,
-)
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
@@ -88,27 +81,29 @@ def cohere(
         dtype=dtype,
     )  # fmt: skip
 
-    def norm(name: str) -> LayerNormalization:
-        return LayerNormalization(epsilon=layer_norm_epsilon, center=False, dtype=dtype, name=name)
+    def norm(name: str) -> layers.LayerNormalization:
+        return layers.LayerNormalization(
+            epsilon=layer_norm_epsilon, center=False, dtype=dtype, name=name
+        )
 
-    def block(i: int, window: int | None) -> TransformerDecoderBlock:
+    def block(i: int, window: int | None) -> layers.TransformerDecoderBlock:
         position = None
         if global_rotary or window is not None:
-            position = RotaryEmbedding(
+            position = layers.RotaryEmbedding(
                 rope_theta, interleaved=True, scaling=rope_scaling, dtype=dtype
             )
-        return TransformerDecoderBlock(
-            self_attention=MultiHeadSelfAttention(
+        return layers.TransformerDecoderBlock(
+            self_attention=layers.MultiHeadSelfAttention(
                 num_heads, causal=True, window=window, num_key_value_heads=num_key_value_heads,
                 dropout=attention_dropout, use_bias=attention_bias, position=position,
                 kernel_initializer=initializer(), dtype=dtype, name="self_attention",
             ),
             cross_attention=False,
-            feed_forward=FeedForward(
+            feed_forward=layers.FeedForward(
                 intermediate_dim, activation=activation, gated=True, use_bias=False,
                 kernel_initializer=initializer(), dtype=dtype, name="feed_forward",
             ),
-            residual=Residual(input_norm=norm("norm"), dtype=dtype),
+            residual=layers.Residual(input_norm=norm("norm"), dtype=dtype),
             parallel="one_residual",
             dtype=dtype,
             name=f"decoder_{i}",

@@ -5,14 +5,8 @@ from typing import Any
 
 import keras
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_number, check_numbers, check_positive
-from keras_tfm.layers import (
-    Mamba2,
-    MultiHeadSelfAttention,
-    Residual,
-    RotaryEmbedding,
-    TransformerDecoderBlock,
-)
 from keras_tfm.layers.arguments import serialize_part
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.recurrent.token_mixer import TokenMixer
@@ -61,8 +55,8 @@ class HybridMixer(TokenMixer):
         super().__init__(**kwargs)
         check_numbers("attention_scales", attention_scales, 2)
         check_numbers("mamba2_scales", mamba2_scales, 2)
-        self.attention = _as_part("attention", attention, MultiHeadSelfAttention)
-        self.mamba2 = _as_part("mamba2", mamba2, Mamba2)
+        self.attention = _as_part("attention", attention, layers.MultiHeadSelfAttention)
+        self.mamba2 = _as_part("mamba2", mamba2, layers.Mamba2)
         self.attention_scales = list(attention_scales)
         self.mamba2_scales = list(mamba2_scales)
 
@@ -200,14 +194,14 @@ def falcon_h1(
     )  # fmt: skip
     scale = key_multiplier / (head_dim or dim // num_heads) ** 0.5
 
-    def block(i: int, window: int | None) -> TransformerDecoderBlock:
-        attention = MultiHeadSelfAttention(
+    def block(i: int, window: int | None) -> layers.TransformerDecoderBlock:
+        attention = layers.MultiHeadSelfAttention(
             num_heads, causal=True, head_dim=head_dim, num_key_value_heads=num_key_value_heads,
             dropout=attention_dropout, use_bias=attention_bias, scale=scale,
-            position=RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype),
+            position=layers.RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype),
             kernel_initializer=initializer(), dtype=dtype, name="self_attention",
         )  # fmt: skip
-        mamba2 = Mamba2(
+        mamba2 = layers.Mamba2(
             mamba_heads, mamba_head_dim, state_dim, num_groups, kernel_size, activation,
             rms_norm_epsilon, mamba_bias, convolution_bias, time_step_limit, mamba_norm,
             ssm_multipliers, kernel_initializer=initializer(), dtype=dtype, name="mamba2",
@@ -217,8 +211,8 @@ def falcon_h1(
             (ssm_in_multiplier, ssm_out_multiplier), dtype=dtype, name="mixer",
         )  # fmt: skip
         residual = {
-            "self_attention": Residual(input_norm=parts.norm("norm"), dtype=dtype),
-            "feed_forward": Residual(
+            "self_attention": layers.Residual(input_norm=parts.norm("norm"), dtype=dtype),
+            "feed_forward": layers.Residual(
                 input_norm=parts.norm("norm"), output_scale=output_scale, dtype=dtype
             ),
         }

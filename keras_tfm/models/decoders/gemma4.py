@@ -6,16 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_integer, check_positive
-from keras_tfm.layers import (
-    ProportionalScaling,
-    Residual,
-    RMSNormalization,
-    RotaryEmbedding,
-    TokenEmbedding,
-    TransformerDecoderBlock,
-    gelu_tanh,
-)
 from keras_tfm.layers.arguments import as_activation
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.multi_head_attention.heads import merge_last, split_last
@@ -48,7 +40,7 @@ SIZES: dict[str, Arguments] = {
     ),
 }  # fmt: skip
 
-_QUARTER = ProportionalScaling(part=0.25)
+_QUARTER = layers.ProportionalScaling(part=0.25)
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -78,7 +70,7 @@ class LayerInputs(RematerializedLayer):
         super().__init__(**kwargs)
         self.dim = dim
         self.epsilon = epsilon
-        self.norm = RMSNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
+        self.norm = layers.RMSNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
 
     def build(self, x_shape: Shape, layer_embeddings_shape: Shape) -> None:
         """Creates the projection."""
@@ -131,7 +123,7 @@ class LayerInput(RematerializedLayer):
         self,
         index: int,
         dim: int | None = None,
-        activation: Activation = gelu_tanh,
+        activation: Activation = layers.gelu_tanh,
         epsilon: float = 1e-6,
         **kwargs: Any,
     ):
@@ -143,7 +135,9 @@ class LayerInput(RematerializedLayer):
         self.activation = as_activation("activation", activation)
         self.epsilon = epsilon
         if dim is not None:
-            self.norm = RMSNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
+            self.norm = layers.RMSNormalization(
+                epsilon=epsilon, dtype=self.dtype_policy, name="norm"
+            )
 
     def build(self, x_shape: Shape, layer_inputs_shape: Shape | None = None) -> None:
         """Creates the weights for features of width D."""
@@ -184,7 +178,7 @@ def gemma4(
     num_shared_layers: int = 0,
     shared_intermediate_dim: int | None = None,
     layer_input_dim: int | None = None,
-    activation: Activation = gelu_tanh,
+    activation: Activation = layers.gelu_tanh,
     rms_norm_epsilon: float = 1e-6,
     rope_theta: float = 1000000.0,
     rope_scaling: RotaryScaling | None = _QUARTER,
@@ -254,7 +248,7 @@ def gemma4(
     )  # fmt: skip
     sources = shared_sources(each_window(windows, num_layers), num_shared_layers)
 
-    def block(i: int, window: int | None) -> TransformerDecoderBlock:
+    def block(i: int, window: int | None) -> layers.TransformerDecoderBlock:
         theta, scaling = rope_theta, rope_scaling
         if window is not None and local_rope_theta is not None:
             theta, scaling = local_rope_theta, None
@@ -269,16 +263,16 @@ def gemma4(
             options["head_dim"] = global_head_dim
             options["num_key_value_heads"] = global_num_key_value_heads
             options["tied_values"] = tied_values and i not in sources
-        residual = Residual(
+        residual = layers.Residual(
             input_norm=parts.norm("norm"), output_norm=parts.norm("output_norm"), dtype=dtype
         )
-        position = RotaryEmbedding(theta, scaling=scaling, dtype=dtype)
+        position = layers.RotaryEmbedding(theta, scaling=scaling, dtype=dtype)
         return parts.block(i, window, position, residual, scale=1.0, **options)
 
     def stack(tokens: Tensor, x: Tensor, blocks: list[keras.layers.Layer]) -> Tensor:
         inputs: tuple[Tensor, ...] = ()
         if layer_input_dim is not None:
-            embedding = TokenEmbedding(
+            embedding = layers.TokenEmbedding(
                 vocabulary_size,
                 num_layers * layer_input_dim,
                 scale=layer_input_dim**0.5,

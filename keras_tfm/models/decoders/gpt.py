@@ -2,14 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from keras_tfm.layers import (
-    FeedForward,
-    LayerNormalization,
-    MultiHeadSelfAttention,
-    PositionEmbedding,
-    TransformerDecoderBlock,
-    gelu_tanh,
-)
+from keras_tfm import layers
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
 from keras_tfm.models.identity import builder
@@ -77,7 +70,7 @@ def gpt(
     dropout: float = 0.1,
     attention_dropout: float | None = None,
     embedding_dropout: float | None = None,
-    activation: Activation = gelu_tanh,
+    activation: Activation = layers.gelu_tanh,
     layer_norm_epsilon: float = 1e-5,
     normalize_first: bool = True,
     max_length: int = 1024,
@@ -122,11 +115,11 @@ def gpt(
     (1, 6)
     """
 
-    def block(i: int, window: int | None) -> TransformerDecoderBlock:
+    def block(i: int, window: int | None) -> layers.TransformerDecoderBlock:
         scale = None if scale_scores else 1.0
         if scale_scores_by_layer:
             scale = ((dim // num_heads) ** -0.5 if scale is None else scale) / (i + 1)
-        attention = MultiHeadSelfAttention(
+        attention = layers.MultiHeadSelfAttention(
             num_heads,
             causal=True,
             window=window,
@@ -138,7 +131,7 @@ def gpt(
             name="self_attention",
         )
         kernel_initializer = initializer()
-        feed_forward = FeedForward(
+        feed_forward = layers.FeedForward(
             intermediate_dim,
             activation=activation,
             use_bias=feed_forward_bias,
@@ -146,7 +139,7 @@ def gpt(
             dtype=dtype,
             name="feed_forward",
         )
-        return TransformerDecoderBlock(
+        return layers.TransformerDecoderBlock(
             self_attention=attention,
             cross_attention=False,
             feed_forward=feed_forward,
@@ -159,10 +152,10 @@ def gpt(
         )
 
     rate = dropout if embedding_dropout is None else embedding_dropout
-    positions = PositionEmbedding(
+    positions = layers.PositionEmbedding(
         max_length, dropout=rate, offset=position_offset, dtype=dtype, name="positions"
     )
-    norm = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="decoder_norm")
+    norm = layers.LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="decoder_norm")
     parts = CausalDecoder(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, tie_output=tie_output,
         embedding_dim=embedding_dim, windows=windows, pad_id=pad_id, name=name, dtype=dtype,

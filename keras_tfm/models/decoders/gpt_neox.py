@@ -10,18 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers import (
-    ALiBi,
-    Dropout,
-    FeedForward,
-    LayerNormalization,
-    MultiHeadSelfAttention,
-    Residual,
-    RotaryEmbedding,
-    TransformerDecoderBlock,
-    gelu_tanh,
-    squared_relu,
-)
+from keras_tfm import layers
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType, Shape, Tensor
@@ -37,7 +26,7 @@ def _size(dim: int, num_layers: int, num_heads: int) -> Arguments:
 
 def _phi(dim: int, num_layers: int, part: float, **more: object) -> Arguments:
     return {
-        **_size(dim, num_layers, 32), "activation": gelu_tanh, "parallel": "one_residual",
+        **_size(dim, num_layers, 32), "activation": layers.gelu_tanh, "parallel": "one_residual",
         "rotary_dim": int(dim // 32 * part), "output_bias": True, **more,
     }  # fmt: skip
 
@@ -47,7 +36,7 @@ def _starcoder2(
 ) -> Arguments:
     return {
         **_size(dim, num_layers, num_heads), "num_key_value_heads": groups, "parallel": False,
-        "activation": gelu_tanh, "rotary_dim": dim // num_heads, "windows": 4096,
+        "activation": layers.gelu_tanh, "rotary_dim": dim // num_heads, "windows": 4096,
         "tie_output": True, "max_length": 16384, **more,
     }  # fmt: skip
 
@@ -61,16 +50,16 @@ def _falcon(dim: int, num_layers: int, num_heads: int, **more: object) -> Argume
 
 def _bloom(dim: int, num_layers: int, num_heads: int) -> Arguments:
     return {
-        **_size(dim, num_layers, num_heads), "activation": gelu_tanh, "alibi": True,
+        **_size(dim, num_layers, num_heads), "activation": layers.gelu_tanh, "alibi": True,
         "parallel": False, "embedding_norm": True, "tie_output": True,
     }  # fmt: skip
 
 
 def _gptj(dim: int, num_layers: int, num_heads: int, rotary_dim: int, **more: object) -> Arguments:
     return {
-        **_size(dim, num_layers, num_heads), "activation": gelu_tanh, "rotary_dim": rotary_dim,
-        "interleaved": True, "parallel": "one_residual", "attention_bias": False,
-        "output_bias": True, **more,
+        **_size(dim, num_layers, num_heads), "activation": layers.gelu_tanh,
+        "rotary_dim": rotary_dim, "interleaved": True, "parallel": "one_residual",
+        "attention_bias": False, "output_bias": True, **more,
     }  # fmt: skip
 
 
@@ -128,8 +117,8 @@ SIZES: dict[str, Arguments] = {
     ),
     "minitron-4b": {
         **_size(3072, 32, 24), "intermediate_dim": 9216, "num_key_value_heads": 8,
-        "activation": squared_relu, "rotary_dim": 64, "parallel": False, "attention_bias": False,
-        "feed_forward_bias": False, "max_length": 4096,
+        "activation": layers.squared_relu, "rotary_dim": 64, "parallel": False,
+        "attention_bias": False, "feed_forward_bias": False, "max_length": 4096,
     },
     "olmo-1b": _swiglu(2048, 16, 16, 8192, tie_output=True, **_OLMO),
     "olmo-7b": _swiglu(4096, 32, 32, 11008, **_OLMO),
@@ -263,14 +252,14 @@ def gpt_neox(
     )  # fmt: skip
     rotated = (head_dim or dim // num_heads) // 4 if rotary_dim is None else rotary_dim
 
-    def norm(name: str) -> LayerNormalization:
-        return LayerNormalization(
+    def norm(name: str) -> layers.LayerNormalization:
+        return layers.LayerNormalization(
             epsilon=layer_norm_epsilon, center=norm_weights, scale=norm_weights, dtype=dtype,
             name=name,
         )  # fmt: skip
 
-    def block(i: int, window: int | None) -> TransformerDecoderBlock:
-        position = ALiBi(dtype=dtype) if alibi else RotaryEmbedding(
+    def block(i: int, window: int | None) -> layers.TransformerDecoderBlock:
+        position = layers.ALiBi(dtype=dtype) if alibi else layers.RotaryEmbedding(
             rope_theta, rotary_dim=rotated, interleaved=interleaved, scaling=rope_scaling,
             dtype=dtype,
         )  # fmt: skip
@@ -278,19 +267,19 @@ def gpt_neox(
             name: HeadNormalization(layer_norm_epsilon, dtype=dtype, name=name)
             for name in (("query_norm", "key_norm") if head_norm else ())
         }
-        return TransformerDecoderBlock(
-            self_attention=MultiHeadSelfAttention(
+        return layers.TransformerDecoderBlock(
+            self_attention=layers.MultiHeadSelfAttention(
                 num_heads, causal=True, window=window, num_key_value_heads=num_key_value_heads,
                 head_dim=head_dim, dropout=attention_dropout, use_bias=attention_bias,
                 position=position, kernel_initializer=initializer(), dtype=dtype,
                 name="self_attention", **head_norms,
             ),
             cross_attention=False,
-            feed_forward=FeedForward(
+            feed_forward=layers.FeedForward(
                 intermediate_dim, activation=activation, gated=gated, use_bias=feed_forward_bias,
                 kernel_initializer=initializer(), dtype=dtype, name="feed_forward",
             ),
-            residual=Residual(input_norm=norm("norm"), dropout=dropout, dtype=dtype),
+            residual=layers.Residual(input_norm=norm("norm"), dropout=dropout, dtype=dtype),
             parallel=parallel,
             dtype=dtype,
             name=f"decoder_{i}",
@@ -300,6 +289,6 @@ def gpt_neox(
 
     def normalize_and_drop(x: Tensor) -> Tensor:
         x = norm("embedding_norm")(x) if embedding_norm else x
-        return Dropout(rate, dtype=dtype, name="embedding_dropout")(x)
+        return layers.Dropout(rate, dtype=dtype, name="embedding_dropout")(x)
 
     return parts.build(block, normalize_and_drop, norm("decoder_norm"))

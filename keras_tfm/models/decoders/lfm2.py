@@ -2,14 +2,8 @@
 
 from collections.abc import Sequence
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_positive
-from keras_tfm.layers import (
-    ProportionalScaling,
-    Residual,
-    RotaryEmbedding,
-    ShortConvolution,
-    TransformerDecoderBlock,
-)
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, each_flag, initializer
@@ -48,8 +42,8 @@ SIZES: dict[str, Arguments] = {
         "dim": 2048, "num_layers": 24, "num_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
         "intermediate_dim": 7680, "attends": [i % 2 == 0 and i > 0 for i in range(24)],
         "windows": [256 if i % 4 == 0 and i > 0 else None for i in range(24)], "kernel_size": 7,
-        "post_norm": True, "attention_gate": True, "rope_scaling": ProportionalScaling(part=0.5),
-        "local_rope_theta": 10000.0, "max_length": 128000,
+        "post_norm": True, "attention_gate": True, "local_rope_theta": 10000.0,
+        "rope_scaling": layers.ProportionalScaling(part=0.5), "max_length": 128000,
     },
 }  # fmt: skip
 
@@ -123,8 +117,8 @@ def lfm2(
     )  # fmt: skip
     attending = each_flag("attends", attends, num_layers, interval=3)
 
-    def block(i: int, window: int | None) -> TransformerDecoderBlock:
-        residual = Residual(
+    def block(i: int, window: int | None) -> layers.TransformerDecoderBlock:
+        residual = layers.Residual(
             input_norm=parts.norm("norm"),
             output_norm=parts.norm("output_norm") if post_norm else None,
             dtype=dtype,
@@ -133,12 +127,12 @@ def lfm2(
             theta, scaling = rope_theta, rope_scaling
             if window is not None and local_rope_theta is not None:
                 theta, scaling = local_rope_theta, None
-            position = RotaryEmbedding(theta, scaling=scaling, dtype=dtype)
+            position = layers.RotaryEmbedding(theta, scaling=scaling, dtype=dtype)
             options: Arguments = parts.head_norms()
             if attention_gate:
                 options["gate"] = "head"
             return parts.block(i, window, position, residual, **options)
-        mixer = ShortConvolution(
+        mixer = layers.ShortConvolution(
             kernel_size, convolution_bias, kernel_initializer=initializer(), dtype=dtype,
             name="short_convolution",
         )  # fmt: skip

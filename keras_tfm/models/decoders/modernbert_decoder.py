@@ -4,16 +4,8 @@ from collections.abc import Sequence
 
 import keras
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_positive
-from keras_tfm.layers import (
-    Dropout,
-    FeedForward,
-    LayerNormalization,
-    MultiHeadSelfAttention,
-    Residual,
-    RotaryEmbedding,
-    TransformerDecoderBlock,
-)
 from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
 from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
 from keras_tfm.models.encoders import modernbert
@@ -85,27 +77,29 @@ def modernbert_decoder(
         tie_output=tie_output, output_bias=output_bias, pad_id=pad_id, name=name, dtype=dtype,
     )  # fmt: skip
 
-    def norm(name: str) -> LayerNormalization:
-        return LayerNormalization(epsilon=layer_norm_epsilon, center=False, dtype=dtype, name=name)
+    def norm(name: str) -> layers.LayerNormalization:
+        return layers.LayerNormalization(
+            epsilon=layer_norm_epsilon, center=False, dtype=dtype, name=name
+        )
 
-    def block(i: int, window: int | None) -> TransformerDecoderBlock:
+    def block(i: int, window: int | None) -> layers.TransformerDecoderBlock:
         theta = rope_theta if window is None or local_rope_theta is None else local_rope_theta
-        return TransformerDecoderBlock(
-            self_attention=MultiHeadSelfAttention(
+        return layers.TransformerDecoderBlock(
+            self_attention=layers.MultiHeadSelfAttention(
                 num_heads, causal=True, window=window, dropout=attention_dropout, use_bias=False,
-                position=RotaryEmbedding(theta, dtype=dtype), kernel_initializer=initializer(),
-                dtype=dtype, name="self_attention",
+                position=layers.RotaryEmbedding(theta, dtype=dtype), dtype=dtype,
+                kernel_initializer=initializer(), name="self_attention",
             ),
             cross_attention=False,
-            feed_forward=FeedForward(
+            feed_forward=layers.FeedForward(
                 intermediate_dim, activation=activation, gated=True, dropout=activation_dropout,
                 use_bias=False, kernel_initializer=initializer(), dtype=dtype, name="feed_forward",
             ),
             residual={
-                "self_attention": Residual(
+                "self_attention": layers.Residual(
                     input_norm=norm("norm") if i else None, dropout=attention_dropout, dtype=dtype
                 ),
-                "feed_forward": Residual(input_norm=norm("norm"), dtype=dtype),
+                "feed_forward": layers.Residual(input_norm=norm("norm"), dtype=dtype),
             },
             dtype=dtype,
             name=f"decoder_{i}",
@@ -113,7 +107,7 @@ def modernbert_decoder(
 
     def begin(x: Tensor) -> Tensor:
         x = norm("embedding_norm")(x)
-        return Dropout(embedding_dropout, dtype=dtype, name="embedding_dropout")(x)
+        return layers.Dropout(embedding_dropout, dtype=dtype, name="embedding_dropout")(x)
 
     def transform(x: Tensor) -> Tensor:
         x = keras.layers.Dense(

@@ -7,19 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers import (
-    Dropout,
-    FeedForward,
-    LayerNormalization,
-    MultiHeadCrossAttention,
-    MultiHeadSelfAttention,
-    OutputBias,
-    PositionalEncoding,
-    PositionEmbedding,
-    TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
-)
+from keras_tfm import layers
 from keras_tfm.layers.types import Activation, Arguments, DType, Initializer, Tensor
 from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
@@ -62,9 +50,9 @@ class Blocks:
         """The names of the decoder's blocks."""
         return [f"decoder_{i}" for i in range(self.num_decoder_layers or self.num_layers)]
 
-    def encoder_block(self, name: str) -> TransformerEncoderBlock:
+    def encoder_block(self, name: str) -> layers.TransformerEncoderBlock:
         """One block of the encoder."""
-        return TransformerEncoderBlock(
+        return layers.TransformerEncoderBlock(
             self_attention=self._self_attention(self.num_heads, causal=False),
             feed_forward=self._feed_forward(self.intermediate_dim),
             dropout=self.dropout,
@@ -73,13 +61,13 @@ class Blocks:
             name=name,
         )
 
-    def decoder_block(self, name: str) -> TransformerDecoderBlock:
+    def decoder_block(self, name: str) -> layers.TransformerDecoderBlock:
         """One block of the decoder."""
         heads = self.num_decoder_heads or self.num_heads
-        return TransformerDecoderBlock(
+        return layers.TransformerDecoderBlock(
             self_attention=self._self_attention(heads, causal=self.causal),
             feed_forward=self._feed_forward(self.decoder_intermediate_dim or self.intermediate_dim),
-            cross_attention=MultiHeadCrossAttention(
+            cross_attention=layers.MultiHeadCrossAttention(
                 heads, name="cross_attention", **self._attention()
             ),
             causal=self.causal,
@@ -89,8 +77,8 @@ class Blocks:
             name=name,
         )
 
-    def _self_attention(self, heads: int, causal: bool) -> MultiHeadSelfAttention:
-        return MultiHeadSelfAttention(
+    def _self_attention(self, heads: int, causal: bool) -> layers.MultiHeadSelfAttention:
+        return layers.MultiHeadSelfAttention(
             heads, causal=causal, name="self_attention", **self._attention()
         )
 
@@ -102,8 +90,8 @@ class Blocks:
             "dtype": self.dtype,
         }
 
-    def _feed_forward(self, width: int) -> FeedForward:
-        return FeedForward(
+    def _feed_forward(self, width: int) -> layers.FeedForward:
+        return layers.FeedForward(
             width,
             activation=self.activation,
             dropout=self.activation_dropout,
@@ -225,11 +213,11 @@ class EncoderDecoder(Blocks):
         x = Marker("head", "language_model", dtype=self.dtype)(x)
         x = tables[1](x, reverse=True)
         if self.output_bias:  # a buffer in the checkpoints: not trained
-            x = OutputBias(trainable=False, dtype=self.dtype, name="output_bias")(x)
+            x = layers.OutputBias(trainable=False, dtype=self.dtype, name="output_bias")(x)
         return Model({"source": source, "target": target}, x, name=name)
 
-    def _embedding(self, size: int, name: str) -> TokenEmbedding:
-        return TokenEmbedding(
+    def _embedding(self, size: int, name: str) -> layers.TokenEmbedding:
+        return layers.TokenEmbedding(
             size,
             self.dim,
             scale=self.scale_embedding,
@@ -241,17 +229,17 @@ class EncoderDecoder(Blocks):
         )
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        return LayerNormalization(epsilon=1e-5, dtype=self.dtype, name=name)(x)
+        return layers.LayerNormalization(epsilon=1e-5, dtype=self.dtype, name=name)(x)
 
     def _with_positions(self, x: Tensor, stack: str) -> Tensor:
         """Adds positions to embedded tokens."""
         options: Arguments = {"dtype": self.dtype, "name": f"{stack}_positions"}
         if self.learned_positions:
-            x = PositionEmbedding(
+            x = layers.PositionEmbedding(
                 self.max_length, initializer=self.initializer, offset=2, **options
             )(x)
         else:
-            x = PositionalEncoding(interleaved=False, **self.sinusoids, **options)(x)
+            x = layers.PositionalEncoding(interleaved=False, **self.sinusoids, **options)(x)
         if self.embedding_norm:
             x = self._norm(x, f"{stack}_embedding_norm")
-        return Dropout(self.dropout, dtype=self.dtype, name=f"{stack}_dropout")(x)
+        return layers.Dropout(self.dropout, dtype=self.dtype, name=f"{stack}_dropout")(x)

@@ -6,18 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers import (
-    FeedForward,
-    LayerNormalization,
-    MultiHeadCrossAttention,
-    MultiHeadSelfAttention,
-    Residual,
-    RotaryEmbedding,
-    TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
-)
 from keras_tfm.layers.audio.audio_layer import AudioLayer
 from keras_tfm.layers.audio.padding import normalize_windows, windows_of_audio
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
@@ -121,11 +111,11 @@ def moonshine(
         raise ValueError(f"num_heads ({num_heads}) must divide dim ({dim})")
     rotated = max(2, 9 * (dim // num_heads) // 20 * 2) if rotary_dim is None else rotary_dim
 
-    def norm(name: str) -> LayerNormalization:
-        return LayerNormalization(epsilon=1e-5, center=False, dtype=dtype, name=name)
+    def norm(name: str) -> layers.LayerNormalization:
+        return layers.LayerNormalization(epsilon=1e-5, center=False, dtype=dtype, name=name)
 
-    def position() -> RotaryEmbedding:
-        return RotaryEmbedding(
+    def position() -> layers.RotaryEmbedding:
+        return layers.RotaryEmbedding(
             rope_theta, rotary_dim=rotated, interleaved=True, scaling=rope_scaling, dtype=dtype
         )
 
@@ -134,17 +124,17 @@ def moonshine(
     def parts(causal: bool) -> Arguments:
         """The arguments of the blocks of one stack."""
         return {
-            "self_attention": MultiHeadSelfAttention(
+            "self_attention": layers.MultiHeadSelfAttention(
                 num_heads, causal=causal, position=position(), name="self_attention", **attention
             ),
-            "feed_forward": FeedForward(
+            "feed_forward": layers.FeedForward(
                 intermediate_dim,
                 activation=decoder_activation if causal else activation,
                 gated=causal,
                 dtype=dtype,
                 name="feed_forward",
             ),
-            "residual": Residual(input_norm=norm("norm"), dtype=dtype),
+            "residual": layers.Residual(input_norm=norm("norm"), dtype=dtype),
             "dtype": dtype,
         }
 
@@ -152,10 +142,10 @@ def moonshine(
     x = WaveformEmbedding(dim, dtype=dtype, name="waveform")(source)
     encoders = [f"encoder_{i}" for i in range(num_layers)]
     for block in encoders:
-        x = TransformerEncoderBlock(**parts(causal=False), name=block)(x)
+        x = layers.TransformerEncoderBlock(**parts(causal=False), name=block)(x)
     context = Marker("encoded", blocks=encoders, dtype=dtype)(norm("encoder_norm")(x))
 
-    embedding = TokenEmbedding(
+    embedding = layers.TokenEmbedding(
         vocabulary_size,
         dim,
         mask_id=pad_id,
@@ -168,9 +158,11 @@ def moonshine(
     x = ops.copy(embedding(target))
     decoders = [f"decoder_{i}" for i in range(num_decoder_layers or num_layers)]
     for block in decoders:
-        x = TransformerDecoderBlock(
+        x = layers.TransformerDecoderBlock(
             **parts(causal=True),
-            cross_attention=MultiHeadCrossAttention(num_heads, name="cross_attention", **attention),
+            cross_attention=layers.MultiHeadCrossAttention(
+                num_heads, name="cross_attention", **attention
+            ),
             name=block,
         )(x, context)
     x = norm("decoder_norm")(x)

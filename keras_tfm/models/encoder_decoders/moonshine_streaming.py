@@ -9,19 +9,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers import (
-    FeedForward,
-    LayerNormalization,
-    MultiHeadCrossAttention,
-    MultiHeadSelfAttention,
-    PositionEmbedding,
-    Residual,
-    RotaryEmbedding,
-    TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
-)
 from keras_tfm.layers.audio.audio_layer import AudioLayer
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.decoding.source_scope import SourceScope
@@ -159,38 +148,38 @@ def moonshine_streaming(
             raise ValueError(f"{names[0]} ({number}) must divide {names[1]} ({total})")
     rotated = max(2, 8 * size // 20 * 2) if rotary_dim is None else rotary_dim
 
-    def norm(name: str) -> LayerNormalization:
-        return LayerNormalization(epsilon=1e-5, center=False, dtype=dtype, name=name)
+    def norm(name: str) -> layers.LayerNormalization:
+        return layers.LayerNormalization(epsilon=1e-5, center=False, dtype=dtype, name=name)
 
     attention: Arguments = {"dropout": attention_dropout, "dtype": dtype}
     source = keras.Input((None,), name="audio")
     x = FrameEmbedding(dim, frame_length, dtype=dtype, name="frames")(source)
     encoders = [f"encoder_{i}" for i in range(num_layers)]
     for block, (left, right) in zip(encoders, windows, strict=True):
-        x = TransformerEncoderBlock(
-            self_attention=MultiHeadSelfAttention(
+        x = layers.TransformerEncoderBlock(
+            self_attention=layers.MultiHeadSelfAttention(
                 num_heads, window=(left, right), num_key_value_heads=num_key_value_heads,
                 head_dim=head_dim, use_bias=encoder_attention_bias, name="self_attention",
                 **attention,
             ),
-            feed_forward=FeedForward(
+            feed_forward=layers.FeedForward(
                 intermediate_dim, activation=activation, dtype=dtype, name="feed_forward"
             ),
-            residual=Residual(input_norm=norm("norm"), dtype=dtype),
+            residual=layers.Residual(input_norm=norm("norm"), dtype=dtype),
             dtype=dtype,
             name=block,
         )(x)  # fmt: skip
     x = norm("encoder_norm")(x)
     context = Marker("encoded", blocks=encoders, dtype=dtype)(x)
     context = Memory(dtype=dtype, name="memory")(context)
-    context = PositionEmbedding(max_features, dtype=dtype, name="memory_positions")(context)
+    context = layers.PositionEmbedding(max_features, dtype=dtype, name="memory_positions")(context)
     if width != dim:
         projection = keras.layers.Dense(
             width, use_bias=False, dtype=dtype, name="memory_projection"
         )
         context = projection(context)
 
-    embedding = TokenEmbedding(
+    embedding = layers.TokenEmbedding(
         vocabulary_size, width, mask_id=pad_id,
         embeddings_initializer=keras.initializers.RandomNormal(stddev=0.02), dtype=dtype,
         name="embedding",
@@ -201,24 +190,24 @@ def moonshine_streaming(
     decoders = [f"decoder_{i}" for i in range(num_decoder_layers or num_layers)]
     biased: Any = ["query", "key", "value"] if attention_bias else False
     for block in decoders:
-        x = TransformerDecoderBlock(
-            self_attention=MultiHeadSelfAttention(
+        x = layers.TransformerDecoderBlock(
+            self_attention=layers.MultiHeadSelfAttention(
                 heads, causal=True, head_dim=decoder_head_dim, use_bias=biased,
-                position=RotaryEmbedding(
+                position=layers.RotaryEmbedding(
                     rope_theta, rotary_dim=rotated, interleaved=True, scaling=rope_scaling,
                     dtype=dtype,
                 ),
                 name="self_attention", **attention,
             ),
-            cross_attention=MultiHeadCrossAttention(
+            cross_attention=layers.MultiHeadCrossAttention(
                 heads, head_dim=decoder_head_dim, use_bias=biased, name="cross_attention",
                 **attention,
             ),
-            feed_forward=FeedForward(
+            feed_forward=layers.FeedForward(
                 decoder_intermediate_dim or intermediate_dim, activation=decoder_activation,
                 gated=True, dtype=dtype, name="feed_forward",
             ),
-            residual=Residual(input_norm=norm("norm"), dtype=dtype),
+            residual=layers.Residual(input_norm=norm("norm"), dtype=dtype),
             dtype=dtype,
             name=block,
         )(x, context)  # fmt: skip

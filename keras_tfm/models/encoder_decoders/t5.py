@@ -5,24 +5,12 @@ from collections.abc import Sequence
 import keras
 from keras import ops
 
-from keras_tfm.layers import (
-    Dropout,
-    FeedForward,
-    MultiHeadCrossAttention,
-    MultiHeadSelfAttention,
-    RelativePositionBias,
-    Residual,
-    RMSNormalization,
-    TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
-    gelu_tanh,
-)
+from keras_tfm import layers
 from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
-_V11: Arguments = {"gated": True, "activation": gelu_tanh, "tie_output": False}
+_V11: Arguments = {"gated": True, "activation": layers.gelu_tanh, "tie_output": False}
 _MADLAD: Arguments = {**_V11, "pad_id": 1, "start_id": 0, "end_id": 2}
 
 # Sections 2.1 and 3.7 of the paper. "v1.1...": the configurations released in
@@ -169,13 +157,13 @@ def t5(
         "dtype": dtype,
     }
 
-    def parts(bias: RelativePositionBias, causal: bool) -> Arguments:
+    def parts(bias: layers.RelativePositionBias, causal: bool) -> Arguments:
         """The arguments shared by encoder and decoder blocks."""
         return {
-            "self_attention": MultiHeadSelfAttention(
+            "self_attention": layers.MultiHeadSelfAttention(
                 num_heads, causal=causal, position=bias, name="self_attention", **attention
             ),
-            "feed_forward": FeedForward(
+            "feed_forward": layers.FeedForward(
                 intermediate_dim,
                 activation=activation,
                 gated=gated,
@@ -184,31 +172,35 @@ def t5(
                 dtype=dtype,
                 name="feed_forward",
             ),
-            "residual": Residual(
-                input_norm=RMSNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="norm"),
+            "residual": layers.Residual(
+                input_norm=layers.RMSNormalization(
+                    epsilon=layer_norm_epsilon, dtype=dtype, name="norm"
+                ),
                 dropout=dropout,
                 dtype=dtype,
             ),
             "dtype": dtype,
         }
 
-    def positions(name: str) -> RelativePositionBias:
-        return RelativePositionBias(num_buckets, max_distance, dtype=dtype, name=name)
+    def positions(name: str) -> layers.RelativePositionBias:
+        return layers.RelativePositionBias(num_buckets, max_distance, dtype=dtype, name=name)
 
     def ending(x: Tensor, stack: str) -> Tensor:
-        norm = RMSNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name=f"{stack}_norm")
-        return Dropout(dropout, dtype=dtype, name=f"{stack}_dropout")(norm(x))
+        norm = layers.RMSNormalization(
+            epsilon=layer_norm_epsilon, dtype=dtype, name=f"{stack}_norm"
+        )
+        return layers.Dropout(dropout, dtype=dtype, name=f"{stack}_dropout")(norm(x))
 
-    embedding = TokenEmbedding(
+    embedding = layers.TokenEmbedding(
         vocabulary_size, dim, mask_id=pad_id, padding="ends", dtype=dtype, name="embedding"
     )
-    embedding_dropout = Dropout(dropout, dtype=dtype, name="embedding_dropout")
+    embedding_dropout = layers.Dropout(dropout, dtype=dtype, name="embedding_dropout")
 
     source = keras.Input((None,), dtype="int32", name="source")
     x, bias = embedding_dropout(embedding(source)), positions("encoder_positions")
     for i in range(num_layers):
         bias = bias if shared_positions else positions("encoder_positions")
-        x = TransformerEncoderBlock(**parts(bias, causal=False), name=f"encoder_{i}")(x)
+        x = layers.TransformerEncoderBlock(**parts(bias, causal=False), name=f"encoder_{i}")(x)
     encoders = [f"encoder_{i}" for i in range(num_layers)]
     x = ending(x, "encoder")
     context = Marker("encoded", embedding="embedding", blocks=encoders, dtype=dtype)(x)
@@ -220,9 +212,11 @@ def t5(
     decoders = num_layers if num_decoder_layers is None else num_decoder_layers
     for i in range(decoders):
         bias = bias if shared_positions else positions("decoder_positions")
-        x = TransformerDecoderBlock(
+        x = layers.TransformerDecoderBlock(
             **parts(bias, causal=True),
-            cross_attention=MultiHeadCrossAttention(num_heads, name="cross_attention", **attention),
+            cross_attention=layers.MultiHeadCrossAttention(
+                num_heads, name="cross_attention", **attention
+            ),
             name=f"decoder_{i}",
         )(x, context)
     blocks = [*encoders, *(f"decoder_{i}" for i in range(decoders))]

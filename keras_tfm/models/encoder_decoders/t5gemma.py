@@ -6,20 +6,8 @@ from dataclasses import dataclass
 import keras
 from keras import ops
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_positive
-from keras_tfm.layers import (
-    Dropout,
-    FeedForward,
-    MultiHeadCrossAttention,
-    MultiHeadSelfAttention,
-    Residual,
-    RMSNormalization,
-    RotaryEmbedding,
-    TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
-    gelu_tanh,
-)
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType, Tensor, Window
 from keras_tfm.models.decoders.causal_decoder import each_window, initializer
@@ -76,7 +64,7 @@ class GemmaStack:
     intermediate_dim: int
     windows: Sequence[Window | None]
     attention: Arguments
-    position: Callable[[Window | None], RotaryEmbedding]
+    position: Callable[[Window | None], layers.RotaryEmbedding]
     activation: Activation
     rms_norm_epsilon: float
     dropout: float
@@ -88,9 +76,9 @@ class GemmaStack:
         """The names of the blocks."""
         return [f"{self.name}_{i}" for i in range(len(self.windows))]
 
-    def norm(self, name: str) -> RMSNormalization:
+    def norm(self, name: str) -> layers.RMSNormalization:
         """A norm."""
-        return RMSNormalization(epsilon=self.rms_norm_epsilon, dtype=self.dtype, name=name)
+        return layers.RMSNormalization(epsilon=self.rms_norm_epsilon, dtype=self.dtype, name=name)
 
     def parts(self, window: Window | None, causal: bool) -> Arguments:
         """The arguments shared by encoder and decoder blocks."""
@@ -99,28 +87,28 @@ class GemmaStack:
             norms = {x: self.norm(x) for x in ("query_norm", "key_norm")}
             own = {**norms, "merged": causal}
         return {
-            "self_attention": MultiHeadSelfAttention(
+            "self_attention": layers.MultiHeadSelfAttention(
                 self.num_heads, causal=causal, window=window, name="self_attention",
                 num_key_value_heads=self.num_key_value_heads,
                 position=self.position(window), **self.attention, **own,
             ),
-            "feed_forward": FeedForward(
+            "feed_forward": layers.FeedForward(
                 self.intermediate_dim, activation=self.activation, gated=True, use_bias=False,
                 dropout=self.dropout, kernel_initializer=initializer(), dtype=self.dtype,
                 name="feed_forward",
             ),
-            "residual": Residual(
+            "residual": layers.Residual(
                 input_norm=self.norm("norm"), output_norm=self.norm("output_norm"),
                 dropout=self.dropout, dtype=self.dtype,
             ),
             "dtype": self.dtype,
         }  # fmt: skip
 
-    def cross_attention(self) -> MultiHeadCrossAttention | bool:
+    def cross_attention(self) -> layers.MultiHeadCrossAttention | bool:
         """The cross-attention of a block of the decoder; False if it has none."""
         if self.is_second:
             return False
-        return MultiHeadCrossAttention(
+        return layers.MultiHeadCrossAttention(
             self.num_heads,
             num_key_value_heads=self.num_key_value_heads,
             name="cross_attention",
@@ -129,12 +117,14 @@ class GemmaStack:
 
     def drop(self, x: Tensor, name: str) -> Tensor:
         """Dropout, named after the stack."""
-        return Dropout(self.dropout, dtype=self.dtype, name=f"{self.name}_{name}")(x)
+        return layers.Dropout(self.dropout, dtype=self.dtype, name=f"{self.name}_{name}")(x)
 
 
 def gemma_stacks(
-    encoder: GemmaStack, decoder: GemmaStack, table_of: Callable[[GemmaStack], TokenEmbedding]
-) -> tuple[dict[str, Tensor], Tensor, TokenEmbedding]:
+    encoder: GemmaStack,
+    decoder: GemmaStack,
+    table_of: Callable[[GemmaStack], layers.TokenEmbedding],
+) -> tuple[dict[str, Tensor], Tensor, layers.TokenEmbedding]:
     """The inputs `source` and `target`, the decoder's features (B, T, D) and its table of tokens.
 
     `table_of`: function of a stack that returns its table.
@@ -143,7 +133,7 @@ def gemma_stacks(
     table = table_of(encoder)
     x = encoder.drop(table(source), "embedding_dropout")
     for block, window in zip(encoder.blocks, encoder.windows, strict=True):
-        x = TransformerEncoderBlock(**encoder.parts(window, causal=False), name=block)(x)
+        x = layers.TransformerEncoderBlock(**encoder.parts(window, causal=False), name=block)(x)
     x = encoder.drop(encoder.norm("encoder_norm")(x), "dropout")
     marker = Marker("encoded", embedding=table.name, blocks=encoder.blocks, dtype=encoder.dtype)
     context = marker(x)
@@ -153,7 +143,7 @@ def gemma_stacks(
     # An operation drops the padding mask: padding comes after the text.
     x = decoder.drop(ops.copy(table(target)), "embedding_dropout")
     for block, window in zip(decoder.blocks, decoder.windows, strict=True):
-        x = TransformerDecoderBlock(
+        x = layers.TransformerDecoderBlock(
             **decoder.parts(window, causal=True),
             cross_attention=decoder.cross_attention(),
             name=block,
@@ -179,7 +169,7 @@ def t5gemma(
     decoder_intermediate_dim: int | None = None,
     decoder_num_key_value_heads: int | None = None,
     head_dim: int = 256,
-    activation: Activation = gelu_tanh,
+    activation: Activation = layers.gelu_tanh,
     rms_norm_epsilon: float = 1e-6,
     rope_theta: float = 10000.0,
     rope_scaling: RotaryScaling | None = None,
@@ -239,7 +229,9 @@ def t5gemma(
             "use_bias": attention_bias, "dropout": attention_dropout,
             "kernel_initializer": initializer(), "dtype": dtype,
         },
-        "position": lambda window: RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype),
+        "position": lambda window: layers.RotaryEmbedding(
+            rope_theta, scaling=rope_scaling, dtype=dtype
+        ),
         "activation": activation, "rms_norm_epsilon": rms_norm_epsilon, "dropout": dropout,
         "dtype": dtype,
     }  # fmt: skip
@@ -255,8 +247,8 @@ def t5gemma(
         windows=each_window(decoder_windows, decoder_layers), **shared,
     )  # fmt: skip
 
-    def table_of(stack: GemmaStack) -> TokenEmbedding:
-        return TokenEmbedding(
+    def table_of(stack: GemmaStack) -> layers.TokenEmbedding:
+        return layers.TokenEmbedding(
             vocabulary_size, stack.dim, scale=True, mask_id=pad_id, padding="ends",
             embeddings_initializer=initializer(), dtype=dtype,
             name="source_embedding" if stack is encoder else "target_embedding",

@@ -2,18 +2,7 @@
 
 import keras
 
-from keras_tfm.layers import (
-    AttentionPosition,
-    Dropout,
-    FeedForward,
-    LayerNormalization,
-    MultiHeadCrossAttention,
-    MultiHeadSelfAttention,
-    PositionalEncoding,
-    TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
-)
+from keras_tfm import layers
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
@@ -40,7 +29,7 @@ def transformer(
     dropout: float = 0.1,
     activation: Activation = "relu",
     gated: bool = False,
-    position: AttentionPosition | None = None,
+    position: layers.AttentionPosition | None = None,
     layer_norm_epsilon: float = 1e-5,
     normalize_first: bool = False,
     final_norm: bool | None = None,
@@ -113,10 +102,10 @@ def transformer(
     def parts(causal: bool) -> Arguments:
         """The arguments shared by encoder and decoder blocks."""
         return {
-            "self_attention": MultiHeadSelfAttention(
+            "self_attention": layers.MultiHeadSelfAttention(
                 num_heads, causal=causal, position=position, name="self_attention", **attention
             ),
-            "feed_forward": FeedForward(
+            "feed_forward": layers.FeedForward(
                 intermediate_dim,
                 activation=activation,
                 gated=gated,
@@ -129,11 +118,11 @@ def transformer(
             "dtype": dtype,
         }
 
-    def embedding(size: int, name: str) -> TokenEmbedding:
-        return TokenEmbedding(size, dim, scale=True, mask_zero=True, dtype=dtype, name=name)
+    def embedding(size: int, name: str) -> layers.TokenEmbedding:
+        return layers.TokenEmbedding(size, dim, scale=True, mask_zero=True, dtype=dtype, name=name)
 
     def norm(name: str) -> keras.layers.Layer:
-        return LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name=name)
+        return layers.LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name=name)
 
     if share_embeddings:
         source_embedding = target_embedding = embedding(source_vocabulary_size, "embedding")
@@ -141,14 +130,14 @@ def transformer(
         source_embedding = embedding(source_vocabulary_size, "source_embedding")
         target_embedding = embedding(target_vocabulary_size, "target_embedding")
     if position is None:
-        positions = PositionalEncoding(dropout=dropout, dtype=dtype, name="positions")
+        positions = layers.PositionalEncoding(dropout=dropout, dtype=dtype, name="positions")
     else:
-        positions = Dropout(dropout, dtype=dtype, name="embedding_dropout")
+        positions = layers.Dropout(dropout, dtype=dtype, name="embedding_dropout")
 
     source = keras.Input((None,), dtype="int32", name="source")
     x = positions(source_embedding(source))
     for i in range(num_layers):
-        x = TransformerEncoderBlock(**parts(causal=False), name=f"encoder_{i}")(x)
+        x = layers.TransformerEncoderBlock(**parts(causal=False), name=f"encoder_{i}")(x)
     encoders = [f"encoder_{i}" for i in range(num_layers)]
     x = norm("encoder_norm")(x) if final_norm else x
     context = Marker("encoded", embedding=source_embedding.name, blocks=encoders, dtype=dtype)(x)
@@ -156,9 +145,11 @@ def transformer(
     target = keras.Input((None,), dtype="int32", name="target")
     x = positions(target_embedding(target))
     for i in range(num_layers):
-        x = TransformerDecoderBlock(
+        x = layers.TransformerDecoderBlock(
             **parts(causal=True),
-            cross_attention=MultiHeadCrossAttention(num_heads, name="cross_attention", **attention),
+            cross_attention=layers.MultiHeadCrossAttention(
+                num_heads, name="cross_attention", **attention
+            ),
             name=f"decoder_{i}",
         )(x, context)
     x = norm("decoder_norm")(x) if final_norm else x

@@ -6,18 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers import (
-    Dropout,
-    FeedForward,
-    LayerNormalization,
-    MultiHeadCrossAttention,
-    MultiHeadSelfAttention,
-    PositionalEncoding,
-    PositionEmbedding,
-    SegmentEmbedding,
-    TransformerDecoderBlock,
-)
 from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
 from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
 from keras_tfm.models.identity import builder
@@ -142,7 +132,7 @@ def vision_encoder_decoder(
         **image_encoder_arguments(image),
     )  # fmt: skip
     pixels, context, _ = encoder.encode()
-    context = LayerNormalization(
+    context = layers.LayerNormalization(
         epsilon=encoder.layer_norm_epsilon, dtype=dtype, name="image_final_norm"
     )(context)
     if image_projection:
@@ -150,22 +140,22 @@ def vision_encoder_decoder(
             dim, kernel_initializer=initializer(), dtype=dtype, name="image_projection"
         )(context)
 
-    def norm(name: str) -> LayerNormalization:
-        return LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name=name)
+    def norm(name: str) -> layers.LayerNormalization:
+        return layers.LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name=name)
 
     def embed(x: Tensor) -> Tensor:
         """Adds segments and positions to embedded tokens."""
         # An operation drops the padding mask: the start token may be the padding id.
         x = ops.copy(x)
         if num_segments:
-            x = SegmentEmbedding(num_segments, dtype=dtype, name="segment_embedding")(x)
+            x = layers.SegmentEmbedding(num_segments, dtype=dtype, name="segment_embedding")(x)
         if learned_positions:
-            positions: keras.Layer = PositionEmbedding(
+            positions: keras.Layer = layers.PositionEmbedding(
                 max_length, offset=position_offset, dtype=dtype, name="positions"
             )
         else:
             # w^(-2i/D) = 10000^(-i/(D/2 - 1)), as in `m2m_100`.
-            positions = PositionalEncoding(
+            positions = layers.PositionalEncoding(
                 10000.0 ** (dim / (dim - 2)), interleaved=False, offset=position_offset,
                 dtype=dtype, name="positions",
             )  # fmt: skip
@@ -173,20 +163,20 @@ def vision_encoder_decoder(
         if embedding_norm:
             x = norm("embedding_norm")(x)
         rate = dropout if embedding_dropout is None else embedding_dropout
-        return Dropout(rate, dtype=dtype, name="embedding_dropout")(x)
+        return layers.Dropout(rate, dtype=dtype, name="embedding_dropout")(x)
 
-    def block(i: int, window: int | None) -> TransformerDecoderBlock:
+    def block(i: int, window: int | None) -> layers.TransformerDecoderBlock:
         attention: Arguments = {
             "dropout": attention_dropout, "kernel_initializer": initializer(), "dtype": dtype,
         }  # fmt: skip
-        return TransformerDecoderBlock(
-            self_attention=MultiHeadSelfAttention(
+        return layers.TransformerDecoderBlock(
+            self_attention=layers.MultiHeadSelfAttention(
                 num_heads, causal=True, name="self_attention", **attention
             ),
-            cross_attention=MultiHeadCrossAttention(
+            cross_attention=layers.MultiHeadCrossAttention(
                 num_heads, fused_key_value=normalize_first, name="cross_attention", **attention
             ),
-            feed_forward=FeedForward(
+            feed_forward=layers.FeedForward(
                 intermediate_dim, activation=activation, dropout=activation_dropout,
                 kernel_initializer=initializer(), dtype=dtype, name="feed_forward",
             ),

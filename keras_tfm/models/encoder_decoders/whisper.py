@@ -7,14 +7,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers import (
-    Dropout,
-    LayerNormalization,
-    LogMelSpectrogram,
-    PositionEmbedding,
-    TokenEmbedding,
-)
 from keras_tfm.layers.types import Activation, Arguments, Config, DType, Tensor
 from keras_tfm.models.encoder_decoders.encoder_decoder import Blocks
 from keras_tfm.models.identity import Marker, builder
@@ -129,11 +123,11 @@ def whisper(
     if audio:
         source = keras.Input((None,), name="audio")
         length = max_source_length * SAMPLES_PER_POSITION
-        x = LogMelSpectrogram(num_mels, length, name="log_mel")(source)
+        x = layers.LogMelSpectrogram(num_mels, length, name="log_mel")(source)
     else:
         x = source = keras.Input((2 * max_source_length, num_mels), name="features")
     x = _convolve(x, dim, dtype)
-    sinusoids = PositionEmbedding(
+    sinusoids = layers.PositionEmbedding(
         max_source_length,
         initializer=Sinusoids(),
         dropout=dropout,
@@ -144,10 +138,10 @@ def whisper(
     x = sinusoids(x)
     for block in stacks.encoders:
         x = stacks.encoder_block(block)(x)
-    x = LayerNormalization(epsilon=1e-5, dtype=dtype, name="encoder_norm")(x)
+    x = layers.LayerNormalization(epsilon=1e-5, dtype=dtype, name="encoder_norm")(x)
     context = Marker("encoded", blocks=stacks.encoders, dtype=dtype)(x)
 
-    embedding = TokenEmbedding(
+    embedding = layers.TokenEmbedding(
         vocabulary_size,
         dim,
         mask_id=pad_id,
@@ -158,13 +152,13 @@ def whisper(
     target = keras.Input((None,), dtype="int32", name="target")
     # An operation drops the padding mask: padding comes behind the text, and its id may be the end.
     x = ops.copy(embedding(target))
-    positions = PositionEmbedding(
+    positions = layers.PositionEmbedding(
         max_length, initializer=initializer, dtype=dtype, name="decoder_positions"
     )
-    x = Dropout(dropout, dtype=dtype, name="decoder_dropout")(positions(x))
+    x = layers.Dropout(dropout, dtype=dtype, name="decoder_dropout")(positions(x))
     for block in stacks.decoders:
         x = stacks.decoder_block(block)(x, context)
-    x = LayerNormalization(epsilon=1e-5, dtype=dtype, name="decoder_norm")(x)
+    x = layers.LayerNormalization(epsilon=1e-5, dtype=dtype, name="decoder_norm")(x)
     blocks = [*stacks.encoders, *stacks.decoders]
     x = Marker("features", embedding="embedding", blocks=blocks, dtype=dtype)(x)
     x = Marker("head", "language_model", dtype=dtype)(x)

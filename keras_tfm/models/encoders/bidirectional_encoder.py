@@ -5,16 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_tfm.layers import (
-    Dropout,
-    FeedForward,
-    LayerNormalization,
-    MultiHeadSelfAttention,
-    PositionEmbedding,
-    SegmentEmbedding,
-    TokenEmbedding,
-    TransformerEncoderBlock,
-)
+from keras_tfm import layers
 from keras_tfm.layers.types import Arguments, Tensor
 from keras_tfm.models.encoder_arguments import EncoderArguments
 from keras_tfm.models.heads.head_base import token
@@ -80,17 +71,19 @@ class BidirectionalEncoder(EncoderArguments):
         if self.segments:
             inputs["segments"] = keras.Input((None,), dtype="int32", name="segments")
         if self.num_segments:
-            table = SegmentEmbedding(self.num_segments, dtype=self.dtype, name="segment_embedding")
+            table = layers.SegmentEmbedding(
+                self.num_segments, dtype=self.dtype, name="segment_embedding"
+            )
             x = table(x, inputs.get("segments"))
         if positions:
-            x = PositionEmbedding(
+            x = layers.PositionEmbedding(
                 self.max_length, offset=self.position_offset, dtype=self.dtype, name="positions"
             )(x)
         return inputs, x
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Ids (B, T) -> vectors (B, T, E), to which segments and positions are added."""
-        return TokenEmbedding(
+        return layers.TokenEmbedding(
             self.vocabulary_size,
             self.embedding_dim or self.dim,
             mask_id=self.pad_id,
@@ -102,10 +95,10 @@ class BidirectionalEncoder(EncoderArguments):
 
     def normalize(self, x: Tensor) -> Tensor:
         """Layer normalisation and dropout of the embeddings: (B, T, E) -> the same."""
-        x = LayerNormalization(
+        x = layers.LayerNormalization(
             epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="embedding_norm"
         )(x)
-        return Dropout(self.dropout, dtype=self.dtype, name="embedding_dropout")(x)
+        return layers.Dropout(self.dropout, dtype=self.dtype, name="embedding_dropout")(x)
 
     def project(self, x: Tensor, use_bias: bool = True) -> Tensor:
         """(B, T, E) -> (B, T, D)."""
@@ -118,8 +111,8 @@ class BidirectionalEncoder(EncoderArguments):
         )(x)
 
     def block(
-        self, name: str, feed_forward: FeedForward | None = None, **attention: Any
-    ) -> TransformerEncoderBlock:
+        self, name: str, feed_forward: layers.FeedForward | None = None, **attention: Any
+    ) -> layers.TransformerEncoderBlock:
         """One post-norm block.
 
         Args:
@@ -130,7 +123,7 @@ class BidirectionalEncoder(EncoderArguments):
         network: Arguments = {"feed_forward": feed_forward}
         if feed_forward is None:
             network = {"intermediate_dim": self.intermediate_dim, "activation": self.activation}
-        self_attention = MultiHeadSelfAttention(
+        self_attention = layers.MultiHeadSelfAttention(
             self.num_heads,
             dropout=self.attention_rate,
             kernel_initializer=initializer(),
@@ -138,7 +131,7 @@ class BidirectionalEncoder(EncoderArguments):
             name="self_attention",
             **attention,
         )
-        return TransformerEncoderBlock(
+        return layers.TransformerEncoderBlock(
             **network,
             self_attention=self_attention,
             dropout=self.dropout,

@@ -4,17 +4,8 @@ from dataclasses import dataclass
 
 import keras
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers import (
-    BottleneckEncoderBlock,
-    ConcatenateNeighbors,
-    Dropout,
-    ElementwiseAffine,
-    FeedForward,
-    LayerNormalization,
-    MultiHeadSelfAttention,
-    Residual,
-)
 from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
 from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder, initializer
 from keras_tfm.models.heads.head_base import token
@@ -46,39 +37,39 @@ class _Parts(BidirectionalEncoder):
         """Ids (B, T) -> (B, T, D)."""
         x = super().embed_tokens(tokens)
         if self.trigram:
-            x = ConcatenateNeighbors(dtype=self.dtype, name="trigram")(x)
+            x = layers.ConcatenateNeighbors(dtype=self.dtype, name="trigram")(x)
         return self.project(x) if x.shape[-1] != self.dim or self.trigram else x
 
     def norm(self, name: str = "norm", epsilon: float | None = None) -> keras.Layer:
         """A norm, or what is in its place."""
         if not self.layer_norm:
-            return ElementwiseAffine(dtype=self.dtype, name=name)
+            return layers.ElementwiseAffine(dtype=self.dtype, name=name)
         epsilon = self.layer_norm_epsilon if epsilon is None else epsilon
-        return LayerNormalization(epsilon=epsilon, dtype=self.dtype, name=name)
+        return layers.LayerNormalization(epsilon=epsilon, dtype=self.dtype, name=name)
 
     def normalize(self, x: Tensor) -> Tensor:
         """The norm and the dropout of the embeddings: (B, T, D) -> the same."""
         x = self.norm("embedding_norm", _FIXED_EPSILON)(x)
-        return Dropout(self.dropout, dtype=self.dtype, name="embedding_dropout")(x)
+        return layers.Dropout(self.dropout, dtype=self.dtype, name="embedding_dropout")(x)
 
-    def mobile_block(self, name: str) -> BottleneckEncoderBlock:
+    def mobile_block(self, name: str) -> layers.BottleneckEncoderBlock:
         """One block."""
         # With a bottleneck, dropout is at the end of the block.
         inner = self.dropout if self.bottleneck_dim is None else 0.0
         last = self.norm(epsilon=_FIXED_EPSILON)
-        return BottleneckEncoderBlock(
+        return layers.BottleneckEncoderBlock(
             bottleneck_dim=self.bottleneck_dim,
             query_key_bottleneck=self.query_key_bottleneck,
             num_feed_forward=self.num_feed_forward,
             norm=self.norm(),
-            self_attention=MultiHeadSelfAttention(
+            self_attention=layers.MultiHeadSelfAttention(
                 self.num_heads,
                 dropout=self.attention_rate,
                 kernel_initializer=initializer(),
                 dtype=self.dtype,
                 name="self_attention",
             ),
-            feed_forward=FeedForward(
+            feed_forward=layers.FeedForward(
                 self.intermediate_dim,
                 activation=self.activation,
                 kernel_initializer=initializer(),
@@ -86,11 +77,15 @@ class _Parts(BidirectionalEncoder):
                 name="feed_forward",
             ),
             residual={
-                "self_attention": Residual(sum_norm=self.norm(), dropout=inner, dtype=self.dtype),
-                "feed_forward": Residual(sum_norm=last, dropout=inner, dtype=self.dtype),
+                "self_attention": layers.Residual(
+                    sum_norm=self.norm(), dropout=inner, dtype=self.dtype
+                ),
+                "feed_forward": layers.Residual(sum_norm=last, dropout=inner, dtype=self.dtype),
             },
-            stacked_residual=Residual(sum_norm=self.norm(), dtype=self.dtype),
-            output_residual=Residual(sum_norm=self.norm(), dropout=self.dropout, dtype=self.dtype),
+            stacked_residual=layers.Residual(sum_norm=self.norm(), dtype=self.dtype),
+            output_residual=layers.Residual(
+                sum_norm=self.norm(), dropout=self.dropout, dtype=self.dtype
+            ),
             kernel_initializer=initializer(),
             dtype=self.dtype,
             name=name,

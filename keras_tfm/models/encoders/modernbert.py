@@ -2,17 +2,8 @@
 
 import keras
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers import (
-    Dropout,
-    FeedForward,
-    LayerNormalization,
-    MultiHeadSelfAttention,
-    Residual,
-    RotaryEmbedding,
-    TokenEmbedding,
-    TransformerEncoderBlock,
-)
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.encoders.bidirectional_encoder import initializer
 from keras_tfm.models.identity import Marker, builder
@@ -86,17 +77,19 @@ def modernbert(
     check_integer("window", window, minimum=0)
     check_integer("global_every", global_every)
 
-    def norm(name: str) -> LayerNormalization:
-        return LayerNormalization(epsilon=layer_norm_epsilon, center=False, dtype=dtype, name=name)
+    def norm(name: str) -> layers.LayerNormalization:
+        return layers.LayerNormalization(
+            epsilon=layer_norm_epsilon, center=False, dtype=dtype, name=name
+        )
 
-    def block(i: int) -> TransformerEncoderBlock:
+    def block(i: int) -> layers.TransformerEncoderBlock:
         is_global = i % global_every == 0
-        return TransformerEncoderBlock(
-            self_attention=MultiHeadSelfAttention(
+        return layers.TransformerEncoderBlock(
+            self_attention=layers.MultiHeadSelfAttention(
                 num_heads,
                 # The token itself, and half of the window to each side.
                 window=None if is_global else window // 2 + 1,
-                position=RotaryEmbedding(
+                position=layers.RotaryEmbedding(
                     rope_theta if is_global else local_rope_theta, dtype=dtype
                 ),
                 dropout=attention_dropout,
@@ -105,7 +98,7 @@ def modernbert(
                 dtype=dtype,
                 name="self_attention",
             ),
-            feed_forward=FeedForward(
+            feed_forward=layers.FeedForward(
                 intermediate_dim,
                 activation=activation,
                 gated=True,
@@ -116,17 +109,17 @@ def modernbert(
                 name="feed_forward",
             ),
             residual={
-                "self_attention": Residual(
+                "self_attention": layers.Residual(
                     input_norm=norm("norm") if i else None, dropout=attention_dropout, dtype=dtype
                 ),
-                "feed_forward": Residual(input_norm=norm("norm"), dtype=dtype),
+                "feed_forward": layers.Residual(input_norm=norm("norm"), dtype=dtype),
             },
             dtype=dtype,
             name=f"encoder_{i}",
         )
 
     tokens = keras.Input((None,), dtype="int32", name="tokens")
-    x = TokenEmbedding(
+    x = layers.TokenEmbedding(
         vocabulary_size,
         dim,
         mask_id=pad_id,
@@ -136,7 +129,7 @@ def modernbert(
         name="embedding",
     )(tokens)
     x = norm("embedding_norm")(x)
-    x = Dropout(embedding_dropout, dtype=dtype, name="embedding_dropout")(x)
+    x = layers.Dropout(embedding_dropout, dtype=dtype, name="embedding_dropout")(x)
     blocks = [block(i) for i in range(num_layers)]
     for layer in blocks:
         x = layer(x)

@@ -10,15 +10,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers import (
-    Dropout,
-    FeedForward,
-    LayerNormalization,
-    MultiHeadSelfAttention,
-    Residual,
-    TransformerEncoderBlock,
-)
 from keras_tfm.layers.arguments import as_activation
 from keras_tfm.layers.audio.audio_layer import AudioLayer
 from keras_tfm.layers.audio.padding import audio_mask, normalize_windows, windows_of_audio
@@ -127,8 +120,8 @@ def wav2vec2(
     check_integer("num_layers", num_layers)
     attention_rate = dropout if attention_dropout is None else attention_dropout
 
-    def norm(name: str) -> LayerNormalization:
-        return LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name=name)
+    def norm(name: str) -> layers.LayerNormalization:
+        return layers.LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name=name)
 
     source = keras.Input((None,), name="audio")
     x = FeatureEncoder(
@@ -136,26 +129,26 @@ def wav2vec2(
         feature_activation, normalize_audio, dtype=dtype, name="features",
     )(source)  # fmt: skip
     x = keras.layers.Dense(dim, dtype=dtype, name="feature_projection")(norm("feature_norm")(x))
-    x = Dropout(feature_dropout, dtype=dtype, name="feature_dropout")(x)
+    x = layers.Dropout(feature_dropout, dtype=dtype, name="feature_dropout")(x)
     x = ConvolutionalPosition(
         position_kernel, position_groups, feature_activation, dtype=dtype, name="positions"
     )(x)
     if not normalize_first:
         x = norm("encoder_norm")(x)
-    x = Dropout(dropout, dtype=dtype, name="encoder_dropout")(x)
+    x = layers.Dropout(dropout, dtype=dtype, name="encoder_dropout")(x)
     blocks = [f"encoder_{i}" for i in range(num_layers)]
     for block in blocks:
         place = "input_norm" if normalize_first else "sum_norm"
         options: Arguments = {place: norm("norm"), "dropout": dropout}
-        x = TransformerEncoderBlock(
-            self_attention=MultiHeadSelfAttention(
+        x = layers.TransformerEncoderBlock(
+            self_attention=layers.MultiHeadSelfAttention(
                 num_heads, dropout=attention_rate, dtype=dtype, name="self_attention"
             ),
-            feed_forward=FeedForward(
+            feed_forward=layers.FeedForward(
                 intermediate_dim, activation=activation, dropout=activation_dropout, dtype=dtype,
                 name="feed_forward",
             ),
-            residual=Residual(**options, dtype=dtype),
+            residual=layers.Residual(**options, dtype=dtype),
             dtype=dtype,
             name=block,
         )(x)  # fmt: skip
@@ -273,7 +266,7 @@ class FeatureEncoder(_Waveform):
             )
         ]  # fmt: skip
         self.norms = [
-            LayerNormalization(epsilon=_EPSILON, dtype=self.dtype_policy, name=f"norm_{i}")
+            layers.LayerNormalization(epsilon=_EPSILON, dtype=self.dtype_policy, name=f"norm_{i}")
             for i in range(len(self.dims) if norm == "layer" else 0)
         ]
         self.supports_masking = True

@@ -5,16 +5,8 @@ from typing import Any
 
 import keras
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers import (
-    EndTokenPooling,
-    LayerNormalization,
-    MultiHeadSelfAttention,
-    PositionEmbedding,
-    TokenEmbedding,
-    TransformerEncoderBlock,
-    quick_gelu,
-)
 from keras_tfm.layers.types import Activation, DType, Tensor
 from keras_tfm.models.heads.head_base import token
 from keras_tfm.models.identity import Marker, builder
@@ -39,7 +31,7 @@ def clip_image(
     projection_dim: int | None = 512,
     dropout: float = 0.0,
     attention_dropout: float | None = None,
-    activation: Activation = quick_gelu,
+    activation: Activation = layers.quick_gelu,
     layer_norm_epsilon: float = 1e-5,
     position_size: int | Sequence[int] | None = None,
     image_mean: Sequence[float] = MEAN,
@@ -85,7 +77,9 @@ def clip_image(
     )  # fmt: skip
     pixels, x, blocks = parts.encode()
     x = Marker("features", blocks=blocks, dtype=dtype, name="clip_image_marker")(x)
-    norm = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="image_final_norm")
+    norm = layers.LayerNormalization(
+        epsilon=layer_norm_epsilon, dtype=dtype, name="image_final_norm"
+    )
     output = _output("image", x, lambda x: norm(token(x, 0)), projection_dim, dtype)
     return Model(pixels, output, name=name)
 
@@ -102,7 +96,7 @@ def clip_text(
     end_id: int | None = 49407,
     dropout: float = 0.0,
     attention_dropout: float | None = None,
-    activation: Activation = quick_gelu,
+    activation: Activation = layers.quick_gelu,
     layer_norm_epsilon: float = 1e-5,
     name: str = "clip_text",
     dtype: DType = None,
@@ -142,20 +136,20 @@ def clip_text(
             f"end_id must be in the vocabulary, 0..{vocabulary_size - 1}, got {end_id}"
         )
     tokens = keras.Input((None,), dtype="int32", name="tokens")
-    x = TokenEmbedding(
+    x = layers.TokenEmbedding(
         vocabulary_size,
         dim,
         embeddings_initializer=_initializer(),
         dtype=dtype,
         name="text_embedding",
     )(tokens)
-    positions = PositionEmbedding(
+    positions = layers.PositionEmbedding(
         max_length, _initializer(0.01), dropout, dtype=dtype, name="text_positions"
     )
     x = positions(x)
     blocks = [f"text_encoder_{i}" for i in range(num_layers)]
     for block in blocks:
-        attention = MultiHeadSelfAttention(
+        attention = layers.MultiHeadSelfAttention(
             num_heads,
             causal=True,
             dropout=dropout if attention_dropout is None else attention_dropout,
@@ -163,7 +157,7 @@ def clip_text(
             dtype=dtype,
             name="self_attention",
         )
-        x = TransformerEncoderBlock(
+        x = layers.TransformerEncoderBlock(
             intermediate_dim,
             self_attention=attention,
             causal=True,
@@ -175,7 +169,10 @@ def clip_text(
             dtype=dtype,
             name=block,
         )(x)
-    x = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="text_final_norm")(x)
+    norm = layers.LayerNormalization(
+        epsilon=layer_norm_epsilon, dtype=dtype, name="text_final_norm"
+    )
+    x = norm(x)
     x = Marker(
         "features",
         embedding="text_embedding",
@@ -183,7 +180,7 @@ def clip_text(
         dtype=dtype,
         name="clip_text_marker",
     )(x)
-    pooling = EndTokenPooling(end_id, dtype=dtype, name="text_pooling")
+    pooling = layers.EndTokenPooling(end_id, dtype=dtype, name="text_pooling")
     output = _output("text", x, lambda x: pooling(x, tokens), projection_dim, dtype)
     return Model(tokens, output, name=name)
 

@@ -5,16 +5,8 @@ from typing import Any
 
 import keras
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers import (
-    AttentionPooling,
-    LayerNormalization,
-    MultiHeadSelfAttention,
-    PositionEmbedding,
-    TokenEmbedding,
-    TransformerEncoderBlock,
-    gelu_tanh,
-)
 from keras_tfm.layers.embeddings.pad_tokens import PadTokens
 from keras_tfm.layers.types import Activation, DType, Tensor
 from keras_tfm.models.heads.head_base import token
@@ -39,7 +31,7 @@ def siglip_image(
     normalize: bool = False,
     dropout: float = 0.0,
     attention_dropout: float | None = None,
-    activation: Activation = gelu_tanh,
+    activation: Activation = layers.gelu_tanh,
     layer_norm_epsilon: float = 1e-6,
     position_size: int | Sequence[int] | None = None,
     naflex: bool = False,
@@ -94,11 +86,14 @@ def siglip_image(
         interpolation="bilinear" if naflex else "bicubic",
     )  # fmt: skip
     pixels, x, blocks = parts.encode()
-    x = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="image_final_norm")(x)
+    norm = layers.LayerNormalization(
+        epsilon=layer_norm_epsilon, dtype=dtype, name="image_final_norm"
+    )
+    x = norm(x)
     x = Marker("features", blocks=blocks, dtype=dtype, name="siglip_image_marker")(x)
     if not pooling:
         return Model(pixels, x, name=name)
-    pool = AttentionPooling(
+    pool = layers.AttentionPooling(
         num_heads,
         intermediate_dim,
         activation,
@@ -123,7 +118,7 @@ def siglip_text(
     normalize: bool = False,
     dropout: float = 0.0,
     attention_dropout: float | None = None,
-    activation: Activation = gelu_tanh,
+    activation: Activation = layers.gelu_tanh,
     layer_norm_epsilon: float = 1e-6,
     name: str = "siglip_text",
     dtype: DType = None,
@@ -163,17 +158,17 @@ def siglip_text(
     check_integer("projection_dim", projection_dim, optional=True)
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     x = PadTokens(max_length, pad_id, vocabulary_size, name="text_padding")(tokens)
-    x = TokenEmbedding(vocabulary_size, dim, dtype=dtype, name="text_embedding")(x)
-    x = PositionEmbedding(max_length, dropout=dropout, dtype=dtype, name="text_positions")(x)
+    x = layers.TokenEmbedding(vocabulary_size, dim, dtype=dtype, name="text_embedding")(x)
+    x = layers.PositionEmbedding(max_length, dropout=dropout, dtype=dtype, name="text_positions")(x)
     blocks = [f"text_encoder_{i}" for i in range(num_layers)]
     for block in blocks:
-        attention = MultiHeadSelfAttention(
+        attention = layers.MultiHeadSelfAttention(
             num_heads,
             dropout=dropout if attention_dropout is None else attention_dropout,
             dtype=dtype,
             name="self_attention",
         )
-        x = TransformerEncoderBlock(
+        x = layers.TransformerEncoderBlock(
             intermediate_dim,
             self_attention=attention,
             dropout=dropout,
@@ -183,7 +178,10 @@ def siglip_text(
             dtype=dtype,
             name=block,
         )(x)
-    x = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="text_final_norm")(x)
+    norm = layers.LayerNormalization(
+        epsilon=layer_norm_epsilon, dtype=dtype, name="text_final_norm"
+    )
+    x = norm(x)
     x = Marker(
         "features",
         embedding="text_embedding",

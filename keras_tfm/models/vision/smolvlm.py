@@ -6,15 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers import (
-    LayerNormalization,
-    PixelShuffle,
-    ReplacePlaceholders,
-    Residual,
-    RotaryEmbedding,
-    gelu_tanh,
-)
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Tensor
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, initializer
@@ -135,10 +128,10 @@ def smolvlm(
         **image_encoder_arguments(image),
     )  # fmt: skip
     pixels, x, _ = parts.encode(num_images)
-    x = LayerNormalization(epsilon=parts.layer_norm_epsilon, dtype=dtype, name="image_final_norm")(
-        x
-    )
-    x = PixelShuffle(scale_factor, dtype=dtype, name="pixel_shuffle")(x)
+    x = layers.LayerNormalization(
+        epsilon=parts.layer_norm_epsilon, dtype=dtype, name="image_final_norm"
+    )(x)
+    x = layers.PixelShuffle(scale_factor, dtype=dtype, name="pixel_shuffle")(x)
     length = x.shape[1]
     x = keras.layers.Dense(
         dim, use_bias=False, kernel_initializer=initializer(), dtype=dtype, name="connector"
@@ -156,13 +149,13 @@ def smolvlm(
     )  # fmt: skip
 
     def block(i: int, window: int | None) -> keras.layers.Layer:
-        position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
-        residual = Residual(input_norm=decoder.norm("norm"), dtype=dtype)
+        position = layers.RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
+        residual = layers.Residual(input_norm=decoder.norm("norm"), dtype=dtype)
         return decoder.block(i, window, position, residual)
 
     def stack(tokens: Tensor, x: Tensor, blocks: list[keras.layers.Layer]) -> Tensor:
         group = None if num_images is None else length
-        places = ReplacePlaceholders(image_id, group=group, dtype=dtype, name="image_tokens")
+        places = layers.ReplacePlaceholders(image_id, group=group, dtype=dtype, name="image_tokens")
         x = places(x, tokens, features)
         for layer in blocks:
             x = layer(x)
@@ -177,7 +170,7 @@ def image_encoder_arguments(given: Mapping[str, Any] | None) -> Arguments:
     """The arguments of the image encoder, with the defaults of SigLIP's base size."""
     known: Arguments = {
         "dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072,
-        "activation": gelu_tanh, "layer_norm_epsilon": 1e-6, "attention_dropout": 0.0,
+        "activation": layers.gelu_tanh, "layer_norm_epsilon": 1e-6, "attention_dropout": 0.0,
     }  # fmt: skip
     wrong = [name for name in given or {} if name not in known]
     if wrong:

@@ -7,19 +7,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm import layers
 from keras_tfm.arguments import check_integer, check_positive, check_rate
-from keras_tfm.layers import (
-    FeedForward,
-    ImageNormalization,
-    LayerNormalization,
-    MultiHeadSelfAttention,
-    PatchEmbedding,
-    PositionEmbedding2D,
-    PrefixTokens,
-    Residual,
-    RotaryEmbedding2D,
-    TransformerEncoderBlock,
-)
 from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.layers.types import Activation, Arguments, DType, Shape, Tensor
 from keras_tfm.models.encoder_arguments import EncoderArguments
@@ -132,7 +121,7 @@ def vit(
         image_mean=image_mean, image_std=image_std, dtype=dtype,
     )  # fmt: skip
     pixels, x, names = parts.encode()
-    x = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="final_norm")(x)
+    x = layers.LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="final_norm")(x)
     x = Marker("features", blocks=names, dtype=dtype)(x)
     if not pooler:
         return Model(pixels, x, name=name)
@@ -202,13 +191,13 @@ class PixelEncoder(EncoderArguments):
         grid, count = self._grid(), self.class_token + self.distillation_token
         axes = () if num_images is None else (num_images,)
         pixels = keras.Input((*axes, *size, len(self.image_mean)), name="pixels")
-        normalization = ImageNormalization(
+        normalization = layers.ImageNormalization(
             self.image_mean, self.image_std, name=f"{self.prefix}normalization"
         )
         x = normalization(pixels)
         if num_images is not None:
             x = FoldImages(name=f"{self.prefix}fold")(x)
-        patches = PatchEmbedding(
+        patches = layers.PatchEmbedding(
             self.dim,
             self.patch_size,
             use_bias=self.patch_bias,
@@ -221,7 +210,7 @@ class PixelEncoder(EncoderArguments):
         else:
             x = keras.layers.Reshape((-1, self.dim), name=f"{self.prefix}sequence")(patches)
         if self.max_wavelength is None:
-            positions = PositionEmbedding2D(
+            positions = layers.PositionEmbedding2D(
                 grid,
                 count,
                 _initializer(),
@@ -243,8 +232,8 @@ class PixelEncoder(EncoderArguments):
             outputs.append(x)
         return pixels, patches, outputs, blocks
 
-    def _tokens(self, number: int, index: int, name: str) -> PrefixTokens:
-        return PrefixTokens(
+    def _tokens(self, number: int, index: int, name: str) -> layers.PrefixTokens:
+        return layers.PrefixTokens(
             number,
             index,
             initializer=_initializer(),
@@ -252,8 +241,10 @@ class PixelEncoder(EncoderArguments):
             name=f"{self.prefix}{name}",
         )
 
-    def _norm(self, name: str) -> LayerNormalization:
-        return LayerNormalization(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name=name)
+    def _norm(self, name: str) -> layers.LayerNormalization:
+        return layers.LayerNormalization(
+            epsilon=self.layer_norm_epsilon, dtype=self.dtype, name=name
+        )
 
     def _grid(self) -> tuple[int, int]:
         """The rows and columns of the position table, or of the patches with rotary positions."""
@@ -279,13 +270,13 @@ class PixelEncoder(EncoderArguments):
                 f"{self.position_size}"
             )
 
-    def _rotary(self) -> RotaryEmbedding2D | None:
+    def _rotary(self) -> layers.RotaryEmbedding2D | None:
         """The rotary positions of a block."""
         if self.max_wavelength is None:
             return None
         height, width = self._grid()
         prefix = self.class_token + self.distillation_token + self.num_registers
-        return RotaryEmbedding2D(
+        return layers.RotaryEmbedding2D(
             width, prefix, self.max_wavelength, height, dtype=self.dtype, name="position"
         )
 
@@ -301,10 +292,10 @@ class PixelEncoder(EncoderArguments):
             )
         return [*given, "output"]
 
-    def _block(self, name: str, drop_path: float) -> TransformerEncoderBlock:
+    def _block(self, name: str, drop_path: float) -> layers.TransformerEncoderBlock:
         """One pre-norm block."""
-        return TransformerEncoderBlock(
-            self_attention=MultiHeadSelfAttention(
+        return layers.TransformerEncoderBlock(
+            self_attention=layers.MultiHeadSelfAttention(
                 self.num_heads,
                 dropout=self.attention_rate,
                 use_bias=self._projection_biases(),
@@ -313,7 +304,7 @@ class PixelEncoder(EncoderArguments):
                 dtype=self.dtype,
                 name="self_attention",
             ),
-            feed_forward=FeedForward(
+            feed_forward=layers.FeedForward(
                 self.intermediate_dim,
                 activation=self.activation,
                 gated=self.gated,
@@ -321,7 +312,7 @@ class PixelEncoder(EncoderArguments):
                 dtype=self.dtype,
                 name="feed_forward",
             ),
-            residual=Residual(
+            residual=layers.Residual(
                 input_norm=self._norm("norm"),
                 dropout=self.dropout,
                 drop_path=drop_path,
