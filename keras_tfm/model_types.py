@@ -240,16 +240,17 @@ MODEL_TYPES = (
     ),
     ModelType(
         "qwen3_moe", "Qwen3-MoE", "decoders.experts:QWEN3_MOE", "llama", "decoder",
-        arguments={"experts": _Call("Experts(...)"), "query_key_norm": True},
+        arguments={"experts": _Call("Experts(Routing(...))"), "query_key_norm": True},
         tokenizer="Qwen2Tokenizer",
     ),
     ModelType(
         "qwen2_moe", "Qwen2-MoE", "decoders.experts:QWEN2_MOE", "llama", "decoder",
-        arguments={"experts": _Call("Experts(shared_gate=True, ...)")}, tokenizer="Qwen2Tokenizer",
+        arguments={"experts": _Call("Experts(Routing(...), shared_gate=True, ...)")},
+        tokenizer="Qwen2Tokenizer",
     ),
     ModelType(
         "mixtral", "Mixtral", "decoders.experts:MIXTRAL", "llama", "decoder",
-        arguments={"experts": _Call("Experts(...)")}, tokenizer="LlamaTokenizer",
+        arguments={"experts": _Call("Experts(Routing(...))")}, tokenizer="LlamaTokenizer",
     ),
     ModelType(
         "qwen3", "Qwen3, Qwen3-Embedding", "decoders.llama:QWEN3", "llama", "decoder",
@@ -278,7 +279,7 @@ MODEL_TYPES = (
     ),
     ModelType(
         "lfm2_moe", "LFM2-MoE (8B-A1B)", "decoders.lfm2:LFM2_MOE", "lfm2", "decoder",
-        arguments={"experts": _Call('Experts(scores="sigmoid", ...)')},
+        arguments={"experts": _Call('Experts(Routing(32, 4, "sigmoid"), ...)')},
     ),
     ModelType(
         "lfm3", "LFM3", "decoders.lfm2:LFM3", "lfm2", "decoder",
@@ -321,7 +322,7 @@ MODEL_TYPES = (
     ),
     ModelType(
         "granitemoe", "Granite 3 MoE", "decoders.granite:GRANITE_MOE", "granite", "decoder",
-        arguments={"experts": _Call("Experts(...)")},
+        arguments={"experts": _Call("Experts(Routing(...))")},
     ),
     ModelType(
         "granite", "Granite", "decoders.granite:GRANITE", "granite", "decoder",

@@ -39,7 +39,7 @@ def own_options():
         "image": {**{x: y for x, y in sizes.items() if x != "dropout"}, "dim": 8},
         "patch_size": 2, "scale_factor": 3, "image_id": 30, "num_images": 2,
     }  # fmt: skip
-    experts = {"num_experts": 5, "top_k": 2, "intermediate_dim": 8}
+    routing = layers.Routing(5, 2)
     speech_encoder = {
         "feature_dims": [7, 5, 6], "feature_kernels": [10, 3, 2], "feature_strides": [5, 2, 3],
         "position_kernel": 4, "position_groups": 4, "classifier_dim": 8,
@@ -59,15 +59,15 @@ def own_options():
         "gpt_neo": {"embedding_dim": None, "windows": [None, 4]},
         "mistral": {"windows": 4},
         "mixtral": {
-            "experts": models.Experts(num_experts=3, top_k=2, intermediate_dim=16), "windows": 4,
+            "experts": models.Experts(layers.Routing(3, 2), 16), "windows": 4,
         },
         "qwen2_moe": {
             "experts": models.Experts(
-                **experts, shared_dim=9, shared_gate=True, blocks=[False, True], normalize=False
+                layers.Routing(5, 2, normalize=False), 8, [False, True], 9, shared_gate=True
             ),
             "attention_bias": ["query", "key", "value"],
         },
-        "qwen3_moe": {"experts": models.Experts(**experts)},
+        "qwen3_moe": {"experts": models.Experts(routing, 8)},
         "ministral": {"windows": [None, 4]},
         "arcee": {"activation": layers.squared_relu},
         "helium": {"head_dim": None},
@@ -82,8 +82,8 @@ def own_options():
             "local_rope_theta": 50.0, "final_logit_soft_cap": 4.0,
         },
         "granite": granite,
-        "granitemoe": {"experts": models.Experts(**experts), **granite},
-        "granitemoehybrid, experts": {"experts": models.Experts(**experts, shared_dim=9)},
+        "granitemoe": {"experts": models.Experts(routing, 8), **granite},
+        "granitemoehybrid, experts": {"experts": models.Experts(routing, 8, shared_dim=9)},
         "granitemoehybrid": {
             "attends": [False, True], "mamba_heads": 6, "mamba_head_dim": 4, "state_dim": 5,
             "num_groups": 2, "kernel_size": 3, "rotary": True, **granite,
@@ -119,7 +119,7 @@ def own_options():
         "lfm2_moe": {
             "attends": [False, True], "head_dim": None,
             "experts": models.Experts(
-                **experts, scores="sigmoid", selection_bias=True, scale=1.7, blocks=[False, True]
+                layers.Routing(5, 2, "sigmoid", scale=1.7, selection_bias=True), 8, [False, True]
             ),
         },
         "lfm3": {

@@ -231,9 +231,9 @@ def entries(table: Iterable[Row], model: keras.Model, model_type: str) -> list[E
     # Parts of one tensor, "name[0]", "name[1]" ..., are written one after the other.
     order: dict[str, int] = {}
     for entry in result:
-        order.setdefault(_stacked(entry), len(order))
-    return sorted(result, key=lambda entry: order[_stacked(entry)])
+        order.setdefault(_base_name(entry), len(order))
+    return sorted(result, key=lambda entry: order[_base_name(entry)])
 
 
-def _stacked(entry: Entry) -> str:
+def _base_name(entry: Entry) -> str:
     return entry.tensors[0].partition("[")[0]

@@ -131,8 +131,8 @@ def save_peft(model: keras.Model, folder: str | Path, base: str | Path) -> None:
             raise ValueError(f"{model.name}: expected adapters of dense layers, got {layer.path}")
         if re.search(r"/(router|expert_\d+)/", entry.weight.path):
             raise ValueError(
-                f"{model.name}: PEFT has no adapters of experts and routers, got {layer.path}: give "
-                "other names to enable_lora, or merge them with save_huggingface"
+                f"{model.name}: PEFT has no adapters of experts and routers, got {layer.path}: "
+                "give enable_lora other names, or merge them with save_huggingface"
             )
         for name, (a, b) in _factors(entry, layer, family).items():
             name = family.names.in_module(name if entry.head else prefix + name)

@@ -39,7 +39,7 @@ from keras_tfm.layers.images.patch_embedding import PatchEmbedding
 from keras_tfm.layers.images.pixel_shuffle import PixelShuffle
 from keras_tfm.layers.images.random_resized_crop import RandomResizedCrop
 from keras_tfm.layers.layer_normalization import LayerNormalization
-from keras_tfm.layers.mixture_of_experts import MixtureOfExperts
+from keras_tfm.layers.mixture_of_experts import MixtureOfExperts, Routing
 from keras_tfm.layers.multi_head_attention.attention import attention
 from keras_tfm.layers.multi_head_attention.attention_probe import AttentionProbe
 from keras_tfm.layers.multi_head_attention.masks import segment_mask
@@ -139,6 +139,7 @@ __all__ = [
     "Residual",
     "RotaryEmbedding",
     "RotaryEmbedding2D",
+    "Routing",
     "RowMask",
     "SegmentEmbedding",
     "SequencePooling",

@@ -1,5 +1,6 @@
-"""A feed-forward network of several experts, of which each token is sent to a few."""
+"""A feed-forward network of several experts, of which each token is given to a few."""
 
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
@@ -11,46 +12,110 @@ from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
-# Of the sum that weights of "sigmoid" are divided by, as in DeepSeek-V3 and LFM2.
+# Added to the sum that the weights of "sigmoid" are divided by, as in LFM2.
 _EPSILON = 1e-6
 _SCORES = ("softmax", "sigmoid")
-_OPTIONS = (
-    "num_experts", "top_k", "shared_gate", "scores", "normalize", "scale", "selection_bias",
-    "use_bias", "balance",
-)  # fmt: skip
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+@dataclass(frozen=True)
+class Routing:
+    """How a router chooses the experts of a token, and how it weights them.
+
+    The scores of a token x are s = softmax(x W), and the experts are those of the `top_k` largest.
+    Their weights are w_e = s_e, with `normalize` divided by the sum of the chosen scores: the
+    router of Mixtral (arXiv:2401.04088). With `scores="sigmoid"` and `selection_bias` it is that of
+    DeepSeek-V3 (arXiv:2412.19437).
+
+    Args:
+        num_experts: int, number of experts (E).
+        top_k: int, number of experts that each token is given to.
+        scores: str, "softmax" or "sigmoid" of the router's logits.
+        normalize: bool, whether the weights of a token's experts add up to 1.
+        scale: float, factor of the weights.
+        use_bias: bool, whether the router's logits have a bias.
+        selection_bias: bool, whether the experts are chosen by their scores plus a bias (E,), which
+            does not change their weights and has no gradient: it is read from a checkpoint.
+        balance: float, factor of the auxiliary loss in training, E sum of f_e p_e, of the fraction
+            f_e of the tokens that are given to expert e and their mean softmax score p_e: "Switch
+            Transformers" (arXiv:2101.03961), equation 4. It is `top_k` if all experts are used
+            equally. Padding counts as tokens.
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong type or out of range.
+
+    Example:
+
+    >>> from keras_tfm.layers import Routing
+    >>> Routing(num_experts=8, top_k=9)
+    Traceback (most recent call last):
+    ValueError: top_k must be at most num_experts (8), got 9
+    """
+
+    num_experts: int
+    top_k: int
+    scores: str = "softmax"
+    normalize: bool = True
+    scale: float = 1.0
+    use_bias: bool = False
+    selection_bias: bool = False
+    balance: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_integer("num_experts", self.num_experts)
+        check_integer("top_k", self.top_k)
+        if self.top_k > self.num_experts:
+            raise ValueError(
+                f"top_k must be at most num_experts ({self.num_experts}), got {self.top_k}"
+            )
+        if self.scores not in _SCORES:
+            raise ValueError(f"scores must be one of {list(_SCORES)}, got {self.scores!r}")
+        check_number("scale", self.scale)
+        check_not_negative("balance", self.balance)
+
+    def get_config(self) -> Config:
+        """The constructor's arguments."""
+        return asdict(self)
+
+    @classmethod
+    def from_config(cls, config: Config) -> "Routing":
+        """Creates the object from its `get_config()`."""
+        return cls(**config)
+
+
+def as_routing(value: object) -> Routing:
+    """Returns the `Routing` for an object or its configuration.
+
+    >>> from keras_tfm.layers.mixture_of_experts import as_routing
+    >>> as_routing(8)
+    Traceback (most recent call last):
+    TypeError: routing must be a Routing, got 8
+    """
+    if isinstance(value, dict):
+        value = keras.saving.deserialize_keras_object(value)
+    if not isinstance(value, Routing):
+        raise TypeError(f"routing must be a Routing, got {value!r}")
+    return value
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class MixtureOfExperts(RematerializedLayer):
     """Several feed-forward networks, of which each token is given to those that a router chooses.
 
-    y = sum of w_e expert_e(x) over the `top_k` experts with the largest scores s = softmax(x W_r),
-    where w_e = s_e, with `normalize` divided by the sum of the chosen scores. "Outrageously Large
-    Neural Networks" (arXiv:1701.06538), with the router of Mixtral (arXiv:2401.04088); with
-    `scores="sigmoid"` and `selection_bias` that of DeepSeek-V3 (arXiv:2412.19437).
+    y = sum of w_e expert_e(x) over the experts of a token, with weights w_e as `Routing` says.
+    "Outrageously Large Neural Networks" (arXiv:1701.06538).
 
     Use it as `feed_forward` of a block. No token is dropped. A sequence, as in training, is
-    computed by all experts, and the outputs of those that were not chosen are multiplied by 0. A
-    step of generation, in Keras and in a file, runs only the experts that its tokens chose.
+    computed by all experts, and the outputs of those that a token is not given to are multiplied by
+    0. A step of generation, in Keras and in a file, runs only the experts of its tokens.
 
     Args:
         expert: layer (..., T, D) -> (..., T, D) such as `FeedForward`, copied for each expert with
             the dtype policy of the mixture.
-        num_experts: int, number of experts (E).
-        top_k: int, number of experts that each token is given to.
+        routing: `Routing`, the number of experts and how those of a token are chosen.
         shared: layer (..., T, D) -> (..., T, D) whose output for each token is added to that of its
             experts. Default: none.
         shared_gate: bool, whether that output is multiplied by sigmoid(x w), as in Qwen2-MoE.
-        scores: str, "softmax" or "sigmoid" of the router's logits.
-        normalize: bool, whether the weights of a token's experts add up to 1.
-        scale: float, factor of the weights.
-        selection_bias: bool, whether the experts are chosen by their scores plus a bias (E,), which
-            does not change their weights and has no gradient: it is read from a checkpoint.
-        use_bias: bool, whether the router's logits have a bias.
-        balance: float, factor of the auxiliary loss in training, E sum of f_e p_e, of the fraction
-            f_e of the tokens that chose expert e and their mean softmax score p_e: "Switch
-            Transformers" (arXiv:2101.03961), equation 4. It is `top_k` for equal use of all
-            experts. Padding counts as tokens.
         kernel_initializer: initializer of the router's kernel.
 
     Call arguments:
@@ -61,13 +126,14 @@ class MixtureOfExperts(RematerializedLayer):
 
     Raises:
         TypeError: an argument of the wrong type.
-        ValueError: an argument out of range, or an input without a sequence axis.
+        ValueError: an argument out of range, an input without a sequence axis, or an expert whose
+            output has another shape.
 
     Example:
 
     >>> import numpy as np
-    >>> from keras_tfm.layers import FeedForward, MixtureOfExperts
-    >>> layer = MixtureOfExperts(FeedForward(16, "silu", gated=True), num_experts=8, top_k=2)
+    >>> from keras_tfm.layers import FeedForward, MixtureOfExperts, Routing
+    >>> layer = MixtureOfExperts(FeedForward(16, "silu", gated=True), Routing(8, top_k=2))
     >>> tuple(layer(np.ones((2, 5, 4), "float32")).shape)
     (2, 5, 4)
     """
@@ -75,39 +141,17 @@ class MixtureOfExperts(RematerializedLayer):
     def __init__(
         self,
         expert: keras.Layer | Config,
-        num_experts: int,
-        top_k: int,
+        routing: Routing | Config,
         shared: keras.Layer | Config | None = None,
         shared_gate: bool = False,
-        scores: str = "softmax",
-        normalize: bool = True,
-        scale: float = 1.0,
-        selection_bias: bool = False,
-        use_bias: bool = False,
-        balance: float = 0.0,
         kernel_initializer: Initializer = "glorot_uniform",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        check_integer("num_experts", num_experts)
-        check_integer("top_k", top_k)
-        if top_k > num_experts:
-            raise ValueError(f"top_k must be at most num_experts ({num_experts}), got {top_k}")
-        if scores not in _SCORES:
-            raise ValueError(f"scores must be one of {list(_SCORES)}, got {scores!r}")
-        check_number("scale", scale)
-        check_not_negative("balance", balance)
         if shared_gate and shared is None:
             raise ValueError("shared_gate must be False without shared")
-        self.num_experts = num_experts
-        self.top_k = top_k
+        self.routing = as_routing(routing)
         self.shared_gate = shared_gate
-        self.scores = scores
-        self.normalize = normalize
-        self.scale = scale
-        self.selection_bias = selection_bias
-        self.use_bias = use_bias
-        self.balance = balance
         self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
         # Configurations: Keras would track the layers themselves.
         self._expert = _configuration("expert", expert)
@@ -116,13 +160,14 @@ class MixtureOfExperts(RematerializedLayer):
     def build(self, x_shape: Shape) -> None:
         """Creates the router and the experts for inputs of width D."""
         check_sequence(self, "x", x_shape)
-        self.router = self._dense("router", self.num_experts, bias_initializer="zeros")
+        count = self.routing.num_experts
+        self.router = self._dense("router", count, self.routing.use_bias, bias_initializer="zeros")
         self.router.build(x_shape)
-        if self.selection_bias:
+        if self.routing.selection_bias:
             self.bias = self.add_weight(
-                name="selection_bias", shape=(self.num_experts,), trainable=False, dtype="float32"
+                name="selection_bias", shape=(count,), trainable=False, dtype="float32"
             )
-        self.experts = [self._part(self._expert, f"expert_{i}") for i in range(self.num_experts)]
+        self.experts = [self._part(self._expert, f"expert_{i}") for i in range(count)]
         self.shared = None if self._shared is None else self._part(self._shared, "shared_expert")
         for part in self.experts if self.shared is None else [*self.experts, self.shared]:
             part.build(x_shape)
@@ -132,7 +177,7 @@ class MixtureOfExperts(RematerializedLayer):
                     f"{part.compute_output_shape(x_shape)}"
                 )
         if self.shared_gate:
-            self.gate = self._dense("shared_gate", 1, use_bias=False, bias_initializer="zeros")
+            self.gate = self._dense("shared_gate", 1, False, bias_initializer="zeros")
             self.gate.build(x_shape)
         self.built = True
 
@@ -147,53 +192,57 @@ class MixtureOfExperts(RematerializedLayer):
         if self.shared is None:
             y = ops.zeros_like(x)
         else:
-            y = self.shared(x)
+            y = self.shared(x, training=training)
             if self.shared_gate:
                 y = ops.sigmoid(self.gate(x)) * y
-        columns = ops.split(weights, self.num_experts, axis=-1)
-        chosen = ops.max(weights, axis=tuple(range(len(weights.shape) - 1))) > 0
+        columns = ops.split(weights, self.routing.num_experts, axis=-1)
+        used = ops.max(weights, axis=tuple(range(len(weights.shape) - 1))) > 0
         is_step = self._is_step(x, training)
         for i, (expert, weight) in enumerate(zip(self.experts, columns, strict=True)):
 
             def add(y: Tensor = y, expert: Any = expert, weight: Tensor = weight) -> Tensor:
                 return y + weight * expert(x, training=training)
 
-            y = ops.cond(chosen[i], add, lambda y=y: y) if is_step else add()
+            y = ops.cond(used[i], add, lambda y=y: y) if is_step else add()
         return y
 
     def _is_step(self, x: Tensor, training: bool | None) -> bool:
+        """Whether so few tokens are read that some experts have none: these are left out."""
+        length = x.shape[-2]
         return (
             not training
-            and x.shape[-2] is not None
-            and x.shape[-2] * self.top_k < self.num_experts
-            and current_target.get().name != "gpu-edge"
+            and length is not None
+            and length * self.routing.top_k < self.routing.num_experts
+            and current_target.get().name != "gpu-edge"  # delegates run no branches
         )
 
     def route(self, x: Tensor, training: bool | None = None) -> Tensor:
         """The weight of each expert, 0 for those that a token is not given to: (..., T, E)."""
+        routing = self.routing
         logits = ops.cast(self.router(x), "float32")
-        scores = ops.softmax(logits) if self.scores == "softmax" else ops.sigmoid(logits)
-        ranked = scores + ops.cast(self.bias, "float32") if self.selection_bias else scores
-        _, indices = ops.top_k(ranked, self.top_k)
-        chosen = ops.sum(ops.one_hot(indices, self.num_experts, dtype="float32"), axis=-2)
+        scores = ops.softmax(logits) if routing.scores == "softmax" else ops.sigmoid(logits)
+        ranked = scores + ops.cast(self.bias, "float32") if routing.selection_bias else scores
+        _, indices = ops.top_k(ranked, routing.top_k)
+        chosen = ops.sum(ops.one_hot(indices, routing.num_experts, dtype="float32"), axis=-2)
         weights = scores * chosen
-        if self.normalize:
+        if routing.normalize:
             total = ops.sum(weights, axis=-1, keepdims=True)
-            weights = weights / (total if self.scores == "softmax" else total + _EPSILON)
-        if self.balance and training:
+            weights = weights / (total if routing.scores == "softmax" else total + _EPSILON)
+        if routing.balance and training:
             axes = tuple(range(len(chosen.shape) - 1))
             shares = ops.mean(chosen, axis=axes) * ops.mean(ops.softmax(logits), axis=axes)
-            self.add_loss(self.balance * self.num_experts * ops.sum(shares))
-        return ops.cast(weights * self.scale, x.dtype)
+            self.add_loss(routing.balance * routing.num_experts * ops.sum(shares))
+        return ops.cast(weights * routing.scale, x.dtype)
 
     def get_config(self) -> Config:
         """The constructor's arguments."""
         initializer = keras.initializers.serialize(self.kernel_initializer)
         return {
             **super().get_config(),
-            **{name: getattr(self, name) for name in _OPTIONS},
             "expert": self._expert,
+            "routing": keras.saving.serialize_keras_object(self.routing),
             "shared": self._shared,
+            "shared_gate": self.shared_gate,
             "kernel_initializer": initializer,
         }
 

@@ -66,6 +66,7 @@ from keras_tfm.layers import (
     RMSNormalization,
     RotaryEmbedding,
     RotaryEmbedding2D,
+    Routing,
     RowMask,
     SegmentEmbedding,
     SequencePooling,
@@ -420,15 +421,11 @@ CASES = {
         MixtureOfExperts,
         {
             "expert": serialize_part(FeedForward(F, "gelu", gated=True, **PROJECTIONS)),
-            "num_experts": 2,
-            "top_k": 2,
+            "routing": keras.saving.serialize_keras_object(
+                Routing(2, 2, "sigmoid", False, 1.5, selection_bias=True, balance=0.1)
+            ),
             "shared": serialize_part(FeedForward(5, **PROJECTIONS)),
             "shared_gate": True,
-            "scores": "sigmoid",
-            "normalize": False,
-            "scale": 1.5,
-            "selection_bias": True,
-            "balance": 0.1,
             "kernel_initializer": GLOROT,
         },
         (X,),

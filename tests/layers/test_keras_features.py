@@ -22,6 +22,7 @@ from keras_tfm.layers import (
     PositionEmbedding,
     RelativePositionBias,
     RotaryEmbedding,
+    Routing,
     TokenEmbedding,
 )
 
@@ -77,7 +78,7 @@ def test_a_model_with_layers_of_keras_is_recomputed(jit):
     """The output of logits is a `Dense`, and the experts add a loss."""
     if jit and keras.backend.backend() == "torch":
         pytest.skip("torch.compile is not tested here")
-    experts = models.Experts(num_experts=3, top_k=1, balance=0.5)
+    experts = models.Experts(Routing(3, 1, balance=0.5))
     sizes = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 6, "experts": experts}
     found = []
     for scope in (contextlib.nullcontext(), keras.RematScope("full")):

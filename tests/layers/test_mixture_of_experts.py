@@ -9,7 +9,7 @@ from keras_weights import built, randomize
 
 from keras_tfm import layers
 from keras_tfm.generation import SteppedModel
-from keras_tfm.layers import FeedForward, MixtureOfExperts, TransformerEncoderBlock
+from keras_tfm.layers import FeedForward, MixtureOfExperts, Routing, TransformerEncoderBlock
 from keras_tfm.layers.target import TARGETS, export_target
 
 B, T, D, F, E = 2, 5, 7, 11, 6
@@ -28,8 +28,10 @@ OPTIONS = {
 }
 
 
-def mixture(top_k=2, num_experts=E, **options):
-    return MixtureOfExperts(FeedForward(F, "relu"), num_experts, top_k, **options)
+def mixture(top_k=2, num_experts=E, shared=None, shared_gate=False, name=None, **options):
+    routing = Routing(num_experts, top_k, **options)
+    expert = FeedForward(F, "relu")
+    return MixtureOfExperts(expert, routing, shared, shared_gate=shared_gate, name=name)
 
 
 def network(layer):
@@ -43,20 +45,22 @@ def network(layer):
 def expected(layer, x):
     """One token at a time: the experts of the largest scores, by a sort."""
     kernel = to_numpy(layer.router.kernel).astype("float64")
-    bias = to_numpy(layer.router.bias) if layer.use_bias else 0.0
+    bias = to_numpy(layer.router.bias) if layer.routing.use_bias else 0.0
     result = np.zeros(x.shape)
     for place in np.ndindex(x.shape[:-1]):
         token = x[place].astype("float64")
         logits = token @ kernel + bias
         scores = np.exp(logits) / np.sum(np.exp(logits))
-        if layer.scores == "sigmoid":
+        if layer.routing.scores == "sigmoid":
             scores = 1 / (1 + np.exp(-logits))
-        ranked = scores + (to_numpy(layer.bias) if layer.selection_bias else 0.0)
-        chosen = np.argsort(-ranked)[: layer.top_k]
+        ranked = scores + (to_numpy(layer.bias) if layer.routing.selection_bias else 0.0)
+        chosen = np.argsort(-ranked)[: layer.routing.top_k]
         weights = scores[chosen]
-        if layer.normalize:
-            weights = weights / (np.sum(weights) + (1e-6 if layer.scores == "sigmoid" else 0))
-        for weight, i in zip(weights * layer.scale, chosen, strict=True):
+        if layer.routing.normalize:
+            weights = weights / (
+                np.sum(weights) + (1e-6 if layer.routing.scores == "sigmoid" else 0)
+            )
+        for weight, i in zip(weights * layer.routing.scale, chosen, strict=True):
             result[place] += weight * reference.feed_forward(token, network(layer.experts[i]))
         if layer.shared is not None:
             y = reference.feed_forward(token, network(layer.shared))
@@ -205,8 +209,10 @@ def test_wrong_arguments(options, error, message):
 
 
 def test_an_expert_of_another_width():
-    layer = MixtureOfExperts(keras.layers.Dense(3), 2, 1, name="experts")
+    layer = MixtureOfExperts(keras.layers.Dense(3), Routing(2, 1), name="experts")
     with pytest.raises(ValueError, match="experts: expert_0 must return the shape of its input"):
         layer.build((None, 5, D))
     with pytest.raises(TypeError, match="expert must be a layer such as"):
-        MixtureOfExperts("relu", 2, 1)
+        MixtureOfExperts("relu", Routing(2, 1))
+    with pytest.raises(TypeError, match="routing must be a Routing, got 2"):
+        MixtureOfExperts(FeedForward(F), 2)

@@ -492,8 +492,9 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
             experts = 64 if size == "h-tiny" else 0
             config = transformers.GraniteMoeHybridConfig(
                 hidden_size=dim, num_hidden_layers=layers, num_attention_heads=heads,
-                num_key_value_heads=groups, shared_intermediate_size=inner, num_local_experts=experts,
-                intermediate_size=512, num_experts_per_tok=6 if experts else 0,
+                num_key_value_heads=groups, shared_intermediate_size=inner,
+                num_local_experts=experts, intermediate_size=512,
+                num_experts_per_tok=6 if experts else 0,
                 mamba_n_heads=mamba_heads, mamba_d_state=128, vocab_size=100352,
                 layer_types=["attention" if i in attends else "mamba" for i in range(layers)],
                 tie_word_embeddings=True,

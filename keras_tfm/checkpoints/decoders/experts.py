@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
@@ -21,6 +22,7 @@ from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.rows import Row, dense
 from keras_tfm.checkpoints.transforms import Transposed
+from keras_tfm.layers import Routing
 from keras_tfm.models.decoders.causal_decoder import each_flag
 
 # Values of fields that are missing in `config.json`.
@@ -84,21 +86,24 @@ def stacked_rows(module: str) -> tuple[Row, ...]:
 STACKED = r".*\.block_sparse_moe\.(input|output)_linear\.weight"
 
 
-def read_experts(
-    config: Config, num_experts: int, top_k: int, name: str = "num_local_experts"
-) -> Arguments:
-    """The number of experts, and of those of a token, as arguments of `models.Experts`.
+def read_routing(
+    config: Config,
+    num_experts: int,
+    top_k: int,
+    name: str = "num_local_experts",
+    **options: Any,
+) -> Routing:
+    """How the experts of a token are chosen.
 
     Args:
         config: the configuration.
         num_experts, top_k: int, the numbers if the fields are missing.
-        name: str, name of the first field.
+        name: str, name of the field of the number of experts.
+        options: further arguments of `Routing`.
     """
     experts = config.integer(name, num_experts)
-    return {
-        "num_experts": experts,
-        "top_k": config.integer("num_experts_per_tok", top_k, maximum=experts),
-    }
+    chosen = config.integer("num_experts_per_tok", top_k, maximum=experts)
+    return Routing(experts, chosen, **options)
 
 
 def experts_of(model: models.Model) -> models.Experts | None:
@@ -108,22 +113,30 @@ def experts_of(model: models.Model) -> models.Experts | None:
 
 
 def check_experts(
-    model: models.Model, kind: str, saved: Collection[str] = (), **others: object
+    model: models.Model,
+    kind: str,
+    saved: Collection[str] = (),
+    scores: str = "softmax",
+    shared_gate: bool = False,
 ) -> models.Experts:
     """The experts of a model, if checkpoints of its kind can express them.
 
     Args:
         model: the model.
         kind: str, name of the checkpoints, for the message.
-        saved: attributes of the experts that a checkpoint has, besides those of all.
-        others: by attribute, its only value if it is not the default.
+        saved: attributes of the experts and their routing that such a checkpoint has, besides
+            those that all have.
+        scores, shared_gate: the only values of these.
     """
     experts = experts_of(model)
     if experts is None:
         raise ValueError(f"{model.name}: experts must be given to be saved as {kind}, got None")
-    standard = models.Experts(num_experts=experts.num_experts, top_k=experts.top_k)
-    for name in ("shared_dim", "shared_gate", "scores", "normalize", "scale", "selection_bias"):
-        found, value = getattr(experts, name), others.get(name, getattr(standard, name))
+    only: dict[str, object] = {
+        "scores": scores, "normalize": True, "scale": 1.0, "use_bias": False,
+        "selection_bias": False, "shared_dim": None, "shared_gate": shared_gate,
+    }  # fmt: skip
+    for name, value in only.items():
+        found = getattr(experts if hasattr(experts, name) else experts.routing, name)
         if name not in saved and found != value:
             raise ValueError(
                 f"{model.name}: {name} of experts must be {value!r} to be saved as {kind}, got "
@@ -163,7 +176,7 @@ def _mixtral_arguments(config: Config, named: Named) -> Arguments:
         "activation": config.activation("hidden_act", "silu"),
         **read_rope(config, _THETA),
         "windows": config.integer("sliding_window", None),
-        "experts": models.Experts(**read_experts(config, 8, 2)),
+        "experts": models.Experts(read_routing(config, 8, 2)),
         "pad_id": read_pad_id(config, named),
     }
 
@@ -179,7 +192,7 @@ def _shared_fields(model: models.Model, architecture: str, kind: str) -> Fields:
         **llama.shared_fields(model, architecture),
         "hidden_act": activation_name(given["activation"]),
         **rope_fields(model),
-        "num_experts_per_tok": given["experts"].top_k,
+        "num_experts_per_tok": given["experts"].routing.top_k,
     }
 
 
@@ -192,7 +205,7 @@ def _mixtral_fields(model: models.Model, architecture: str) -> Fields:
     return {
         **_shared_fields(model, architecture, "mixtral"),
         "intermediate_size": expert_width(model),
-        "num_local_experts": experts.num_experts,
+        "num_local_experts": experts.routing.num_experts,
         "sliding_window": window,
     }
 
@@ -244,10 +257,11 @@ def _qwen_arguments(config: Config, named: Named, is_third: bool) -> Arguments:
             "shared_dim": config.integer("shared_expert_intermediate_size", 5632),
             "shared_gate": True,
         }
+    normalize = config.flag("norm_topk_prob", False)
     if is_third:
-        numbers = read_experts(config, 128, 8)
+        routing = read_routing(config, 128, 8, normalize=normalize)
     else:
-        numbers = read_experts(config, 60, 4, "num_experts")
+        routing = read_routing(config, 60, 4, "num_experts", normalize=normalize)
     return {
         **arguments,
         "activation": config.activation("hidden_act", "silu"),
@@ -255,10 +269,9 @@ def _qwen_arguments(config: Config, named: Named, is_third: bool) -> Arguments:
         "windows": _qwen_windows(config, arguments["num_layers"], by_block=not is_third),
         "query_key_norm": is_third,
         "experts": models.Experts(
-            **numbers,
+            routing,
+            config.integer("moe_intermediate_size", 768 if is_third else 1408),
             **shared,
-            intermediate_dim=config.integer("moe_intermediate_size", 768 if is_third else 1408),
-            normalize=config.flag("norm_topk_prob", False),
             blocks=_has_experts(config, arguments["num_layers"]),
         ),
         "pad_id": read_pad_id(config, named),
@@ -286,9 +299,9 @@ def _qwen_fields(model: models.Model, architecture: str, is_third: bool) -> Fiel
         del fields["attention_bias"]
     return {
         **fields,
-        "num_local_experts" if is_third else "num_experts": experts.num_experts,
+        "num_local_experts" if is_third else "num_experts": experts.routing.num_experts,
         "moe_intermediate_size": expert_width(model),
-        "norm_topk_prob": experts.normalize,
+        "norm_topk_prob": experts.routing.normalize,
         "mlp_only_layers": [i for i, x in enumerate(blocks_with_experts(model)) if not x],
         "decoder_sparse_step": 1,
         "use_sliding_window": window is not None,

@@ -11,7 +11,7 @@ from keras_tfm.checkpoints.decoders.experts import (
     check_experts,
     expert_width,
     experts_of,
-    read_experts,
+    read_routing,
     stacked_rows,
 )
 from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
@@ -33,7 +33,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
 
 
 def _moe_arguments(config: Config, named: Named) -> Arguments:
-    experts = models.Experts(**read_experts(config, 8, 2))
+    experts = models.Experts(read_routing(config, 8, 2))
     return {**_shared_arguments(config, named), "experts": experts}
 
 
@@ -57,8 +57,8 @@ def _moe_fields(model: models.Model, architecture: str) -> Fields:
     return {
         **_shared_fields(model, architecture),
         "intermediate_size": expert_width(model),
-        "num_local_experts": experts.num_experts,
-        "num_experts_per_tok": experts.top_k,
+        "num_local_experts": experts.routing.num_experts,
+        "num_experts_per_tok": experts.routing.top_k,
     }
 
 

@@ -17,7 +17,7 @@ from keras_tfm.checkpoints.decoders.experts import (
     check_experts,
     expert_width,
     experts_of,
-    read_experts,
+    read_routing,
     stacked_rows,
 )
 from keras_tfm.checkpoints.decoders.granite import EXPERTS, FACTORS
@@ -142,8 +142,8 @@ def _arguments(config: Config, named: Named) -> Arguments:
     inner, experts = config.integer("shared_intermediate_size", _INNER), None
     if config.integer("num_local_experts", _NUM_EXPERTS, minimum=0):
         experts = models.Experts(
-            **read_experts(config, _NUM_EXPERTS, 2),
-            intermediate_dim=arguments["intermediate_dim"],
+            read_routing(config, _NUM_EXPERTS, 2),
+            arguments["intermediate_dim"],
             shared_dim=inner,
         )
     rotary = config.fields.get("position_embedding_type") == "rope"
@@ -176,8 +176,8 @@ def _expert_fields(model: models.Model) -> Fields:
     return {
         "intermediate_size": expert_width(model),
         "shared_intermediate_size": experts.shared_dim,
-        "num_local_experts": experts.num_experts,
-        "num_experts_per_tok": experts.top_k,
+        "num_local_experts": experts.routing.num_experts,
+        "num_experts_per_tok": experts.routing.top_k,
     }
 
 

@@ -19,7 +19,7 @@ from keras_tfm.checkpoints.decoders.experts import (
     expert_rows,
     expert_width,
     experts_of,
-    read_experts,
+    read_routing,
 )
 from keras_tfm.checkpoints.decoders.rope import (
     read_rope,
@@ -174,13 +174,18 @@ def _moe_arguments(config: Config, named: Named) -> Arguments:
         **arguments,
         "attends": read_attends(config, blocks, _CONVOLUTION, [FULL] * blocks),
         "experts": models.Experts(
-            **read_experts(config, 32, 4, "num_experts"),
-            intermediate_dim=config.integer("moe_intermediate_size", 1792),
+            read_routing(
+                config,
+                32,
+                4,
+                "num_experts",
+                scores="sigmoid",
+                normalize=config.flag("norm_topk_prob", True),
+                scale=config.number("routed_scaling_factor", 1.0),
+                selection_bias=config.flag("use_expert_bias", True),
+            ),
+            config.integer("moe_intermediate_size", 1792),
             blocks=[i >= dense_blocks for i in range(blocks)],
-            scores="sigmoid",
-            normalize=config.flag("norm_topk_prob", True),
-            scale=config.number("routed_scaling_factor", 1.0),
-            selection_bias=config.flag("use_expert_bias", True),
         ),
     }
 
@@ -239,7 +244,7 @@ def _second_fields(model: models.Model, architecture: str, kind: str) -> Fields:
 
 def _moe_fields(model: models.Model, architecture: str) -> Fields:
     saved = ("normalize", "scale", "selection_bias", "blocks")
-    experts = check_experts(model, "lfm2_moe", saved, scores="sigmoid")
+    routing = check_experts(model, "lfm2_moe", saved, scores="sigmoid").routing
     blocks = blocks_with_experts(model)
     first = blocks.index(True) if any(blocks) else len(blocks)
     if not all(blocks[first:]):
@@ -250,12 +255,12 @@ def _moe_fields(model: models.Model, architecture: str) -> Fields:
     return {
         **_second_fields(model, architecture, "lfm2_moe"),
         "num_dense_layers": first,
-        "num_experts": experts.num_experts,
-        "num_experts_per_tok": experts.top_k,
+        "num_experts": routing.num_experts,
+        "num_experts_per_tok": routing.top_k,
         "moe_intermediate_size": expert_width(model),
-        "norm_topk_prob": experts.normalize,
-        "routed_scaling_factor": experts.scale,
-        "use_expert_bias": experts.selection_bias,
+        "norm_topk_prob": routing.normalize,
+        "routed_scaling_factor": routing.scale,
+        "use_expert_bias": routing.selection_bias,
     }
 
 

@@ -227,15 +227,9 @@ class RotaryDecoder(CausalDecoder):
             shared = self._network("shared_expert", experts.shared_dim)
         return layers.MixtureOfExperts(
             self._network("expert", experts.intermediate_dim or intermediate_dim),
-            experts.num_experts,
-            experts.top_k,
+            experts.routing,
             shared=shared,
             shared_gate=experts.shared_gate,
-            scores=experts.scores,
-            normalize=experts.normalize,
-            scale=experts.scale,
-            selection_bias=experts.selection_bias,
-            balance=experts.balance,
             kernel_initializer=initializer(),
             dtype=self.dtype,
             name="feed_forward",

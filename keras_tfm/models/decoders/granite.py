@@ -1,7 +1,7 @@
 """Granite 3, dense and with experts (https://github.com/ibm-granite/granite-3.1-language-models)."""
 
 from keras_tfm.arguments import check_positive
-from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
+from keras_tfm.layers import Residual, RotaryEmbedding, Routing, TransformerDecoderBlock
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
@@ -19,7 +19,7 @@ SIZES: dict[str, Arguments] = {
     },
     "3.0-1b-a400m": {
         "dim": 1024, "num_layers": 24, "num_heads": 16, "num_key_value_heads": 8,
-        "intermediate_dim": 512, "experts": Experts(num_experts=32, top_k=8), "tie_output": True,
+        "intermediate_dim": 512, "experts": Experts(Routing(32, 8)), "tie_output": True,
         "embedding_multiplier": 12.0, "attention_multiplier": 0.015625,
         "residual_multiplier": 0.22, "logits_scaling": 6.0, "max_length": 4096,
     },

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from keras_tfm.arguments import check_positive
-from keras_tfm.layers import Mamba2, Residual, RotaryEmbedding, TransformerDecoderBlock
+from keras_tfm.layers import Mamba2, Residual, RotaryEmbedding, Routing, TransformerDecoderBlock
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, each_flag, initializer
@@ -31,7 +31,7 @@ SIZES: dict[str, Arguments] = {
     "h-tiny": {
         "dim": 1536, "num_layers": 40, "num_heads": 12, "num_key_value_heads": 4,
         "intermediate_dim": 1024,
-        "experts": Experts(num_experts=64, top_k=6, intermediate_dim=512, shared_dim=1024),
+        "experts": Experts(Routing(64, 6), intermediate_dim=512, shared_dim=1024),
         "attends": [i in (5, 15, 25, 35) for i in range(40)],
         "mamba_heads": 48, "mamba_head_dim": 64, "state_dim": 128, "rms_norm_epsilon": 1e-5,
         "tie_output": True, "embedding_multiplier": 12.0, "attention_multiplier": 0.0078125,

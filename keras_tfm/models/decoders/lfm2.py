@@ -33,8 +33,8 @@ SIZES: dict[str, Arguments] = {
         "dim": 2048, "num_layers": 24, "num_heads": 32, "num_key_value_heads": 8,
         "intermediate_dim": 7168, "attends": [i in (2, 6, 10, 14, 18, 21) for i in range(24)],
         "experts": Experts(
-            num_experts=32, top_k=4, intermediate_dim=1792, blocks=[i > 1 for i in range(24)],
-            scores="sigmoid", selection_bias=True,
+            layers.Routing(32, 4, "sigmoid", selection_bias=True), intermediate_dim=1792,
+            blocks=[i > 1 for i in range(24)],
         ),
         "max_length": 128000,
     },

@@ -2,7 +2,13 @@
 
 from collections.abc import Collection, Sequence
 
-from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock, YaRNScaling
+from keras_tfm.layers import (
+    Residual,
+    RotaryEmbedding,
+    Routing,
+    TransformerDecoderBlock,
+    YaRNScaling,
+)
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
@@ -54,13 +60,13 @@ SIZES: dict[str, Arguments] = {
     },
     "mixtral-8x7b": {
         "dim": 4096, "num_layers": 32, "num_heads": 32, "num_key_value_heads": 8,
-        "intermediate_dim": 14336, "rope_theta": 1e6, "experts": Experts(num_experts=8, top_k=2),
+        "intermediate_dim": 14336, "rope_theta": 1e6, "experts": Experts(Routing(8, 2)),
         "max_length": 32768,
     },
     "qwen3-30b-a3b": {
         "dim": 2048, "num_layers": 48, "num_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
         "intermediate_dim": 768, "rope_theta": 1e6, "rms_norm_epsilon": 1e-6,
-        "query_key_norm": True, "experts": Experts(num_experts=128, top_k=8), "max_length": 40960,
+        "query_key_norm": True, "experts": Experts(Routing(128, 8)), "max_length": 40960,
     },
     "eurobert-210m": {
         "dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072, **_EUROBERT,
