@@ -62,7 +62,7 @@ def small_file(preset, keep_float=()):
     with (
         mock.patch.object(member, "make_signatures", lambda request: made()),
         mock.patch.object(conversion, "write_saved_model"),
-        mock.patch.object(conversion, "_compare_booleans"),  # of what that would have written
+        mock.patch.object(conversion, "_rewrite"),  # of what that would have written
         mock.patch.object(tf.lite.TFLiteConverter, "from_saved_model", Once),
     ):
         options = {"end_id": 2, "keep_float": keep_float, "verify": False, **LENGTHS}

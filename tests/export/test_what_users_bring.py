@@ -310,3 +310,24 @@ def test_outputs_that_are_none_are_named(returned, keys):
     for write in (export_tflite, export_saved_model):
         with pytest.raises(ValueError, match=message):
             write(model, new_path())
+
+
+def test_sums_with_a_vector_along_any_axis():
+    x, ids = keras.Input((3, 5), name="x"), keras.Input((3,), dtype="int32", name="ids")
+    row, column = np.arange(5.0, dtype="float32"), np.arange(3.0, dtype="float32")[:, np.newaxis]
+    outputs = {
+        "row": x + row,
+        "column": x + column,
+        "column_of_five_axes": x[:, :, :, None, None] + column[:, None, None],
+        "offsets": ids + np.array([0, 4, 11], "int32"),
+        "offsets_of_columns": ids[..., None] * np.ones((1, 5), "int32") + column.astype("int32"),
+    }
+    model = keras.Model({"x": x, "ids": ids}, outputs)
+    rows = {
+        "x": np.random.default_rng(0).normal(size=(2, 3, 5)).astype("float32"),
+        "ids": np.array([[1, 2, 3], [3, 0, 1]], "int32"),
+    }
+    report = export_tflite(model, new_path())
+    found = runtime.load(report.path).predict(rows)
+    for name, expected in model(rows).items():
+        np.testing.assert_allclose(found[name], expected, rtol=0.0, atol=1e-6)

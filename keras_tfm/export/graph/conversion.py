@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
@@ -36,6 +37,19 @@ _COMPARED_WITH_0 = {"Less": 1, "GreaterEqual": 1, "Greater": 0, "LessEqual": 0}
 _MOVING = ("ExpandDims", "Identity", "Reshape", "Slice", "Squeeze", "StridedSlice", "Transpose")
 # Operations of TensorFlow's graphs that have graphs of their own.
 _WITH_FUNCTIONS = ("While", "StatelessWhile", "If", "StatelessIf")
+# Dtypes that LiteRT has fewer operators for, as the converter writes them.
+_RARE = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f64": "float64",
+    "i8": "int8",
+    "i16": "int16",
+    "i64": "int64",
+    "ui8": "uint8",
+    "ui16": "uint16",
+    "ui32": "uint32",
+    "ui64": "uint64",
+}
 _log = logging.getLogger(__name__)
 # While a function of TensorFlow is replaced.
 _lock = threading.RLock()
@@ -185,7 +199,7 @@ def _convert(
                     for signature in group:
                         stand_ins.note_kept(signature.traced)
                 write_saved_model(model, group, folder / str(number), with_gradients=False)
-                _compare_booleans(folder / str(number))
+                _rewrite(folder / str(number))
             functions = [signature.traced for signature in signatures]
         if quantization.preset == "int8_full":
             _refuse_loops(model, signatures)
@@ -295,41 +309,85 @@ def _sign_without_bits() -> Iterator[None]:
         yield
 
 
-def _compare_booleans(path: Path) -> None:
-    """Makes x < 0 of a boolean that was cast to a number x < x, in the SavedModel at `path`.
-
-    Keras's Embedding compares ids with 0. The converter makes the comparison of 0 and 1 a
-    ZerosLike or OnesLike of the boolean, which LiteRT's operators refuse.
-    """
+def _rewrite(path: Path) -> None:
+    """Replaces operations of the SavedModel at `path` that the converter refuses by equal ones."""
     file = path / "saved_model.pb"
     saved = SavedModel.FromString(file.read_bytes())
     changed = False
     for function in (x for y in saved.meta_graphs for x in y.graph_def.library.function):
-        nodes = {node.name: node for node in function.node_def}
-
-        def producer(name: str, nodes: dict[str, NodeDef] = nodes) -> NodeDef | None:
-            return nodes.get(name.split(":")[0])  # None: an argument of the function
-
-        for node in function.node_def:
-            place = _COMPARED_WITH_0.get(node.op)
-            if place is None:
-                continue
-            zero, other = producer(node.input[place]), producer(node.input[1 - place])
-            while other is not None and other.op in _MOVING:
-                other = producer(other.input[0])
-            if (
-                zero is not None
-                and zero.op == "Const"
-                and not zero.attr["value"].tensor.tensor_shape.dim
-                and not tf.make_ndarray(zero.attr["value"].tensor)
-                and other is not None
-                and other.op == "Cast"
-                and other.attr["SrcT"].type == tf.bool.as_datatype_enum
-            ):
-                node.input[place] = node.input[1 - place]
-                changed = True
+        for rewrite in (_compare_booleans, _add_vectors):
+            changed |= rewrite(function)
     if changed:
         file.write_bytes(saved.SerializeToString())
+
+
+def _compare_booleans(function: FunctionDef) -> bool:
+    """Makes x < 0 of a boolean that was cast to a number x < x; True if the function has one.
+
+    Keras's Embedding compares ids with 0. The converter makes the comparison of 0 and 1 a
+    ZerosLike or OnesLike of the boolean, which LiteRT's operators refuse.
+    """
+    nodes = {node.name: node for node in function.node_def}
+    changed = False
+
+    def producer(name: str) -> NodeDef | None:
+        return nodes.get(name.split(":")[0])  # None: an argument of the function
+
+    for node in function.node_def:
+        place = _COMPARED_WITH_0.get(node.op)
+        if place is None:
+            continue
+        zero, other = producer(node.input[place]), producer(node.input[1 - place])
+        while other is not None and other.op in _MOVING:
+            other = producer(other.input[0])
+        if (
+            zero is not None
+            and zero.op == "Const"
+            and not zero.attr["value"].tensor.tensor_shape.dim
+            and not tf.make_ndarray(zero.attr["value"].tensor)
+            and other is not None
+            and other.op == "Cast"
+            and other.attr["SrcT"].type == tf.bool.as_datatype_enum
+        ):
+            node.input[place] = node.input[1 - place]
+            changed = True
+    return changed
+
+
+def _add_vectors(function: FunctionDef) -> bool:
+    """Makes BiasAdds that LiteRT lacks additions; True if the function has one.
+
+    Keras makes the sum of any tensor and a vector along one of its axes a BiasAdd. LiteRT's is for
+    floats, and a vector along the second axis has to be one of four axes.
+    """
+    changed = False
+    for node in [*function.node_def]:
+        if node.op != "BiasAdd":
+            continue
+        vector, dtype = node.input[1], node.attr["T"]
+        # Of an attribute that is left out, as "NHWC" may be, the lookup would make an empty one.
+        is_last = "data_format" not in node.attr or node.attr["data_format"].s == b"NHWC"
+        if is_last and tf.as_dtype(dtype.type).is_floating:
+            continue
+        if not is_last:
+            axes = len(node.attr["_output_shapes"].list.shape[0].dim) - 1
+            shape = function.node_def.add(name=f"{node.name}/shape", op="Const")
+            shape.attr["dtype"].type = tf.int32.as_datatype_enum
+            sizes = tf.make_tensor_proto([-1] + [1] * (axes - 1), tf.int32)
+            shape.attr["value"].tensor.CopyFrom(sizes)
+            column = function.node_def.add(name=f"{node.name}/column", op="Reshape")
+            column.input.extend([vector, f"{shape.name}:output:0"])
+            column.attr["T"].CopyFrom(dtype)
+            column.attr["Tshape"].type = tf.int32.as_datatype_enum
+            vector = f"{column.name}:output:0"
+        total = function.node_def.add(name=f"{node.name}/sum", op="AddV2")
+        total.input.extend([node.input[0], vector])
+        total.attr["T"].CopyFrom(dtype)
+        # Its result has the name that its readers know.
+        node.op, node.input[:] = "Identity", [f"{total.name}:z:0"]
+        node.attr.pop("data_format", None)
+        changed = True
+    return changed
 
 
 @contextmanager
@@ -374,7 +432,12 @@ def _run(converter: tf.lite.TFLiteConverter, model: keras.Model) -> bytes:
 
 
 def _lacking(text: str, model: keras.Model) -> list[str]:
-    """The unsupported operators, and their layers, in a converter's error."""
+    """The unsupported operators, their layers, and dtypes that few operators have.
+
+    All are read from a converter's error.
+    """
+    operands = re.findall(r"^\s*(\w+\.\w+)\(tensor<(?:[\d?]+x)*(\w+)>", text, re.MULTILINE)
+    rare = {operator: f" of {_RARE[x]}" for operator, x in operands if x in _RARE}
     found = re.findall(
         r'error: (?:loc\(callsite\(fused\["\w*:", "([^"@]*)/[^"/]*"\].*?)?'
         r"'(\w+\.\w+)' op is neither a custom op nor a flex op",
@@ -382,7 +445,8 @@ def _lacking(text: str, model: keras.Model) -> list[str]:
     )
     return list(
         dict.fromkeys(
-            f"{operator} (in {_layer_path(model, scope) or model.name})" if scope else operator
+            f"{operator}{rare.get(operator, '')}"
+            + (f" (in {_layer_path(model, scope) or model.name})" if scope else "")
             for scope, operator in found
         )
     )
