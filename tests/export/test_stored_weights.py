@@ -36,6 +36,16 @@ def test_a_rounded_weight_is_the_models(folded, levels):
     np.testing.assert_allclose(found.values, folded, rtol=0.3 / (levels * 19))
 
 
+@pytest.mark.parametrize("order", [(0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_a_weight_of_several_matrices_is_the_models_in_any_order_of_its_axes(order):
+    experts = RNG.normal(size=(3, 11, 13)).astype("float32")
+    wanted = experts.transpose(order)
+    wanted = wanted.reshape(-1, wanted.shape[-1])
+    found = ModelWeights([OTHER, experts]).find(Stored.of(*rounded(wanted, 7)))
+    assert found.known
+    np.testing.assert_array_equal(found.values, wanted)
+
+
 def test_unknown_factors_are_known_as_far_as_the_numbers_tell():
     factors = np.linspace(0.5, 2.0, 23)
     values, step = rounded(KERNEL.T * factors, 127)
@@ -94,3 +104,11 @@ def test_samples_differ_by_the_spread():
     found = ModelWeights([KERNEL]).find(Stored.of(values, step))
     difference = np.abs(found.sample(np.random.default_rng(1)) - values) / step
     assert 0.45 < difference.max() <= 0.5 + 1e-6
+
+
+@pytest.mark.parametrize(("sign", "least"), [(np.abs, 0.0), (np.negative, -4.5)])
+def test_random_rounding_makes_negative_values_of_no_positive_weight(sign, least):
+    values = sign(np.maximum(KERNEL, 0.0)).round()
+    found = ModelWeights([]).find(Stored.of(values, np.ones((23, 1), "float32")))
+    drawn = np.concatenate(list(found.rounded_chunks(np.random.default_rng(0))))
+    assert drawn.min() >= least and np.any(drawn[values == 0.0] != 0.0)

@@ -509,12 +509,12 @@ def test_an_operator_that_litert_lacks_is_named_with_its_layer(tmp_path, layer, 
     assert not path.exists()
 
 
-def test_an_operator_that_litert_lacks_for_a_dtype_is_named_with_it():
+def test_an_operator_that_litert_lacks_for_a_dtype_is_named_with_it(tmp_path):
     x = keras.Input((4,), dtype="int32")
     table = np.array([0.0, 0.5, 1.5])  # float64, and Keras keeps it
     model = keras.Model(x, keras.ops.take(table, x), name="model")
     with pytest.raises(ValueError, match=r"LiteRT has no tf\.GatherV2 of float64 \(in model\)$"):
-        export_tflite(model, new_path())
+        export_tflite(model, tmp_path / "model.tflite")
 
 
 class BelowZeros(layers.Layer):

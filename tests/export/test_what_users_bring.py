@@ -331,3 +331,13 @@ def test_sums_with_a_vector_along_any_axis():
     found = runtime.load(report.path).predict(rows)
     for name, expected in model(rows).items():
         np.testing.assert_allclose(found[name], expected, rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:the rounding of int8")
+def test_a_logarithm_of_rounded_weights_is_verified():
+    """Random rounding, which sets the tolerance, may make it one of a negative number: NaN."""
+    filters = np.repeat(np.eye(32, dtype="float32"), 2, axis=0)
+    x = keras.Input((5, 64), name="audio")
+    y = layers.Dense(3)(keras.ops.log(keras.ops.matmul(keras.ops.square(x), filters) + 0.001))
+    report = export_tflite(keras.Model(x, y), new_path(), quantization="int8")
+    assert report.verification.checks[0].relative_error < 0.25

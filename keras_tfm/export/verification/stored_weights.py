@@ -77,9 +77,15 @@ class Unrounded:
             yield (values * (1.0 + drawn) if self.known else values + drawn).astype("float32")
 
     def rounded_chunks(self, generator: np.random.Generator) -> Iterator[np.ndarray]:
-        """`values` with rounding errors that are as large as the file's, but random."""
+        """`values` with rounding errors that are as large as the file's, but random.
+
+        Weights without negative values get none: a logarithm may follow, as after a filter bank.
+        """
         for _, values, step in self._blocks():
-            yield (values + step * generator.uniform(-0.5, 0.5, values.shape)).astype("float32")
+            rounded = values + step * generator.uniform(-0.5, 0.5, values.shape)
+            if self.stored.bounds[0] >= 0:
+                rounded = np.abs(rounded)
+            yield rounded.astype("float32")
 
     def _blocks(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
         matrix = None if self.matrix is None else self.matrix()
@@ -96,16 +102,16 @@ class _Arrangement(NamedTuple):
     Attributes:
         weight: its number.
         columns: those of its last axis.
-        outer: int, the number of its first axes that are rows; 0: its values are in the order of
-            the file, in rows of any width, and have no factors.
-        is_transposed: bool, whether rows are columns in the file.
+        order: the permutation of its axes in the file.
+        outer: int, the number of the first axes in this order that are rows; 0: its values are in
+            the order of the file, in rows of any width, and have no factors.
         width: int, the last axis in the file.
     """
 
     weight: int
     columns: slice
+    order: tuple[int, ...]
     outer: int
-    is_transposed: bool
     width: int
 
 
@@ -205,7 +211,7 @@ class ModelWeights:
             fits = np.all(np.abs(few.T - values) <= _HALF * step + slack, axis=1)
             for start in map(int, np.flatnonzero(fits)):
                 columns = slice(start, start + width)
-                arrangement = _Arrangement(number, columns, 1, True, height)
+                arrangement = _Arrangement(number, columns, (1, 0), 1, height)
                 matrix = self._load(arrangement)
                 if self._scale(stored, slack, matrix, has_factors=False) is not None:
                     load = functools.partial(self._load, arrangement)
@@ -232,9 +238,7 @@ class ModelWeights:
                 chosen = candidates.few[one], candidates.peaks[one], candidates.has_factors[one]
                 if _may_fit(values, half, *chosen)[0]:
                     found.append(candidates.arrangements[i])
-        return sorted(
-            found, key=lambda x: (x.weight, x.columns.start or 0, x.outer, x.is_transposed)
-        )
+        return sorted(found, key=lambda x: (x.weight, x.columns.start or 0, x.order, x.outer))
 
     def _candidates(self, stored: Stored) -> dict[tuple[int, int], _Candidates]:
         """By shape, the arrangements of all weights that have the size of a weight of the file."""
@@ -244,10 +248,9 @@ class ModelWeights:
             for number, array in enumerate(self._arrays):
                 shape = tuple(array.shape)
                 arrangements = [
-                    _Arrangement(number, columns, outer, is_transposed, stored.shape[-1])
+                    _Arrangement(number, columns, order, outer, stored.shape[-1])
                     for columns in _parts(shape, stored.size)
-                    for outer in range(len(shape))
-                    for is_transposed in ((False, True) if outer else (False,))
+                    for order, outer in _orders(shape, stored.shape[-1])
                 ]
                 values = _array(array, "float32") if arrangements else np.zeros(0)
                 for x in arrangements:
@@ -414,6 +417,23 @@ def _parts(shape: tuple[int, ...], size: int) -> Iterator[slice]:
             yield from (slice(i, i + part) for i in range(0, width, part))
 
 
+def _orders(shape: tuple[int, ...], width: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Permutations of a weight's axes, each with the number of the first axes that are rows.
+
+    Of matrices that a product takes from one weight, such as (experts, D, F), each is transposed in
+    the file, whose last axis has `width` values.
+    """
+    axes = tuple(range(len(shape)))
+    yield axes, 0
+    for outer in axes[1:]:
+        yield axes, outer
+        yield axes[outer:] + axes[:outer], len(axes) - outer
+    if len(axes) == 3:
+        for order in ((0, 2, 1), (1, 0, 2), (2, 1, 0)):
+            if shape[order[-1]] == width:
+                yield order, 2
+
+
 def _array(weight: np.ndarray | keras.Variable, dtype: str) -> np.ndarray:
     if not isinstance(weight, np.ndarray):
         weight = keras.ops.convert_to_numpy(weight)
@@ -423,8 +443,8 @@ def _array(weight: np.ndarray | keras.Variable, dtype: str) -> np.ndarray:
 def _arrange(array: np.ndarray, arrangement: _Arrangement) -> np.ndarray:
     if not arrangement.outer:
         return array.reshape(-1, arrangement.width)
-    matrix = array.reshape(math.prod(array.shape[: arrangement.outer]), -1)
-    return matrix.T if arrangement.is_transposed else matrix
+    array = array.transpose(arrangement.order)
+    return array.reshape(math.prod(array.shape[: arrangement.outer]), -1)
 
 
 def _sample(count: int) -> np.ndarray:

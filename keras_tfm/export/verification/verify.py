@@ -459,7 +459,8 @@ def _compare_rounding(found: Comparisons, checks: list[Check], tolerance: float 
             for x in (rounded, *others)
             if name in x.differences
         ]
-        rounding = root_mean_square(np.array(roundings))
+        # NaN, such as of the logarithm of a number that rounding made negative: all is lost.
+        rounding = float(np.nan_to_num(root_mean_square(np.array(roundings)), nan=np.inf))
         check.graph_error = without.worst_error
         check.graph_tolerance = EXACT + _CHANCE * unknown / without.scale
         noise = _ACTIVATIONS[quantization] * rounding / check.scale
