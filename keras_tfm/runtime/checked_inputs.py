@@ -89,7 +89,7 @@ def _integers(name: str, values: Values, expected: Input) -> np.ndarray:
     if lengths - {length} and not expected.padded:
         raise ValueError(
             f"{name} must have shape (B, {length}), got rows of {sorted(lengths)} ids; "
-            "the model does not mask padding (no mask_zero or mask_id)"
+            "padding would change the outputs: the model does not mask it in every layer"
         )
     result = np.full((len(arrays), length), pad_id, expected.dtype)
     for i, array in enumerate(arrays):

@@ -463,14 +463,19 @@ def test_an_input_that_no_step_reads_is_not_encoded():
         made(model, source_length=None)
 
 
-def test_several_lengths_of_a_source_that_is_not_masked():
+@pytest.mark.parametrize(
+    ("mask_zero", "cause"), [(False, "it is not masked"), (True, "loses or ignores the mask")]
+)
+def test_several_lengths_of_a_source_that_is_not_masked(mask_zero, cause):
     source = keras.Input((None,), dtype="int32", name="source")
     target = keras.Input((None,), dtype="int32", name="target")
-    context = TokenEmbedding(11, DIM)(source)
+    context = 2.0 * TokenEmbedding(11, DIM, mask_zero=mask_zero)(source)
     x = decoder_block(**BLOCK)(embed(target, "target", 13), context)
     model = keras.Model([source, target], layers.Dense(13)(x), name="model")
     assert "encode_5" in made(model)
-    with pytest.raises(ValueError, match=r"several source_lengths need .*'source' of model is not"):
+    with pytest.raises(
+        ValueError, match=rf"several .* of 'source' changes those of model: .*{cause}"
+    ):
         made(model, source_length=[4, 6])
 
 

@@ -106,9 +106,8 @@ def test_samples_differ_by_the_spread():
     assert 0.45 < difference.max() <= 0.5 + 1e-6
 
 
-@pytest.mark.parametrize(("sign", "least"), [(np.abs, 0.0), (np.negative, -4.5)])
-def test_random_rounding_makes_negative_values_of_no_positive_weight(sign, least):
-    values = sign(np.maximum(KERNEL, 0.0)).round()
+def test_random_rounding_makes_no_negative_values_of_a_weight_that_has_none():
+    values = np.maximum(KERNEL, 0.0).round()
     found = ModelWeights([]).find(Stored.of(values, np.ones((23, 1), "float32")))
     drawn = np.concatenate(list(found.rounded_chunks(np.random.default_rng(0))))
-    assert drawn.min() >= least and np.any(drawn[values == 0.0] != 0.0)
+    assert drawn.min() >= 0.0 and np.any(drawn[values == 0.0] != 0.0)

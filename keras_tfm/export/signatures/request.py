@@ -462,9 +462,16 @@ class Request:
             )
         unmasked = [name for name in open_ if name not in self.padded]
         if unmasked:
+            cause = "it is not masked: use mask_zero=True or mask_id"
+            if not inputs[unmasked[0]].takes_ids:
+                cause = "only rows of ids are padded"
+            elif inputs[unmasked[0]].masked_id is not None:
+                cause = (
+                    "its embedding masks padding, but a layer after it loses or ignores the mask"
+                )
             raise ValueError(
-                f"several source_lengths need a model that masks padding, but {unmasked[0]!r} of "
-                f"{self.model.name} is not masked: use mask_zero=True or mask_id, or one length"
+                "several source_lengths need padding that does not change the outputs, but that of "
+                f"{unmasked[0]!r} changes those of {self.model.name}: {cause}, or use one length"
             )
 
     def arguments(
