@@ -9,7 +9,7 @@ from small_exports import new_path
 from keras_tfm import runtime
 from keras_tfm.export import export_saved_model, export_tflite, verify
 from keras_tfm.generation import check_stepping, generate
-from keras_tfm.layers import TokenEmbedding, TransformerEncoderBlock
+from keras_tfm.layers import PositionalEncoding, TokenEmbedding, TransformerEncoderBlock
 from keras_tfm.models import with_dtype
 
 MANY = 2000
@@ -341,3 +341,13 @@ def test_a_logarithm_of_rounded_weights_is_verified():
     y = layers.Dense(3)(keras.ops.log(keras.ops.matmul(keras.ops.square(x), filters) + 0.001))
     report = export_tflite(keras.Model(x, y), new_path(), quantization="int8")
     assert report.verification.checks[0].relative_error < 0.25
+
+
+def test_positions_of_prompts_of_any_length_take_no_more_rows_than_there_are_tokens():
+    ids = ids_input()
+    x = PositionalEncoding(name="positions")(TokenEmbedding(11, 32)(ids))
+    x = layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True)
+    model = keras.Model(ids, layers.Dense(11)(x))
+    lengths = {"prompt_length": 4, "max_length": 7}
+    report = export_tflite(model, new_path(), ["generate"], verify=False, **lengths)
+    assert report.layers["positions"] < 3 * 7 * 32 * 4  # prompt and padding may be beside the rest

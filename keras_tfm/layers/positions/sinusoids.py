@@ -32,8 +32,8 @@ def sinusoids(positions: Span | Tensor, frequencies: np.ndarray) -> Tensor:
 
     A float32 angle has an error of 6e-3 at position 100,000, so angles are never float32. For
     positions known when the graph is made, the result is a constant computed in float64. For a span
-    with a known limit it is a slice of such a constant. Otherwise it is computed from two tables
-    with sin(a + b) = sin a cos b + cos a sin b, up to position 1,048,575.
+    with a known limit it is a slice of such a constant, or with padding rows of it. Otherwise, and
+    for rows of more than 2047 positions with padding, it is computed from two tables with sin(a + b) = sin a cos b + cos a sin b, up to position 1,048,575.
 
     Args:
         positions: a `Span`, or int32 of any shape (..., T).
@@ -50,7 +50,10 @@ def sinusoids(positions: Span | Tensor, frequencies: np.ndarray) -> Tensor:
 def _of_span(span: Span, frequencies: np.ndarray) -> Tensor:
     count, start = 1 if span.together else span.length, span.start
     if span.padding is not None:
-        return _from_two_tables(span.tensor(), frequencies)
+        if span.end is None or not isinstance(count, int) or span.end + count > 2 * _BASE:
+            return _from_two_tables(span.tensor(), frequencies)
+        table = _constant(np.arange(span.end + count - 1), frequencies)  # smaller than the two
+        return ops.take(table, span.tensor(), axis=0)
     if not isinstance(count, int):
         return _from_two_tables(ops.arange(count, dtype="int32") + start, frequencies)
     if isinstance(start, int):
