@@ -246,7 +246,13 @@ class LoadedFile:
         """The shortest signature of a role that `inputs` fit, and the inputs by name."""
         found = self.of_role(role)
         if not isinstance(inputs, Mapping):
-            inputs = {next(iter(next(iter(found.values())).inputs)): inputs}
+            first, names = next(iter(found)), list(next(iter(found.values())).inputs)
+            if role is Predict and len(names) > 1:
+                raise ValueError(
+                    f"{first} takes the inputs {names}: give a dictionary of them, "
+                    f"got {type(inputs).__name__}"
+                )
+            inputs = {names[0]: inputs}
         for name, signature in found.items():
             expected = signature.inputs
             if all(

@@ -177,7 +177,7 @@ def test_it_works_after_an_error(model, expected):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([[3]], r"predict takes the inputs \['source', 'target'\], got \['source'\]"),
+        ([[3]], r"predict takes the inputs \['source', 'target'\]: give a dictionary .*, got list"),
         ({"source": [[3], [4]], "target": [[1]]}, r"same number of rows, got .*2.*1"),
         ({"source": [[3]], "target": [[13]]}, r"^target: ids must be in 0\.\.12, got "),
         ({"source": [[3]], "target": [[1] * 10]}, r"target has 10 ids, but .* at most 9"),
