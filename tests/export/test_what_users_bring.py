@@ -328,6 +328,7 @@ def test_sums_with_a_vector_along_any_axis():
         "ids": np.array([[1, 2, 3], [3, 0, 1]], "int32"),
     }
     report = export_tflite(model, new_path())
+    assert report.verification.inputs["ids"].startswith("random 0 and 1")
     found = runtime.load(report.path).predict(rows)
     for name, expected in model(rows).items():
         np.testing.assert_allclose(found[name], expected, rtol=0.0, atol=1e-6)

@@ -239,8 +239,12 @@ def inputs_of(
                 source = numbers[name].source
                 told = f"random numbers of the scale that {source} tell"
                 result[name] = GUESS if source is None else told
-            else:
+            elif x.dtype.endswith("int8"):
                 result[name] = f"random {x.dtype}"
+            else:
+                result[name] = (
+                    "random 0 and 1, as nothing in the model tells the range of real ones"
+                )
     return result
 
 

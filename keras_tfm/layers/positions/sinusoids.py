@@ -32,8 +32,9 @@ def sinusoids(positions: Span | Tensor, frequencies: np.ndarray) -> Tensor:
 
     A float32 angle has an error of 6e-3 at position 100,000, so angles are never float32. For
     positions known when the graph is made, the result is a constant computed in float64. For a span
-    with a known limit it is a slice of such a constant, or with padding rows of it. Otherwise, and
-    for rows of more than 2047 positions with padding, it is computed from two tables with sin(a + b) = sin a cos b + cos a sin b, up to position 1,048,575.
+    with a known limit it is a slice of such a constant, or with padding, rows of it. Otherwise, and
+    for rows of more than 2047 positions with padding, it is computed from two tables with
+    sin(a + b) = sin a cos b + cos a sin b, up to position 1,048,575.
 
     Args:
         positions: a `Span`, or int32 of any shape (..., T).
