@@ -200,14 +200,14 @@ class MixtureOfExperts(RematerializedLayer):
         is_step = self._is_step(x, training)
         for i, (expert, weight) in enumerate(zip(self.experts, columns, strict=True)):
 
-            def add(y: Tensor = y, expert: Any = expert, weight: Tensor = weight) -> Tensor:
+            def add(y: Tensor = y, expert: keras.Layer = expert, weight: Tensor = weight) -> Tensor:
                 return y + weight * expert(x, training=training)
 
             y = ops.cond(used[i], add, lambda y=y: y) if is_step else add()
         return y
 
     def _is_step(self, x: Tensor, training: bool | None) -> bool:
-        """Whether so few tokens are read that some experts have none: these are left out."""
+        """Whether the tokens are fewer than it takes to use every expert: some are left out."""
         length = x.shape[-2]
         return (
             not training

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
@@ -86,24 +85,18 @@ def stacked_rows(module: str) -> tuple[Row, ...]:
 STACKED = r".*\.block_sparse_moe\.(input|output)_linear\.weight"
 
 
-def read_routing(
-    config: Config,
-    num_experts: int,
-    top_k: int,
-    name: str = "num_local_experts",
-    **options: Any,
-) -> Routing:
-    """How the experts of a token are chosen.
+def read_numbers(
+    config: Config, num_experts: int, top_k: int, name: str = "num_local_experts"
+) -> tuple[int, int]:
+    """The number of experts, and of those of a token.
 
     Args:
         config: the configuration.
         num_experts, top_k: int, the numbers if the fields are missing.
-        name: str, name of the field of the number of experts.
-        options: further arguments of `Routing`.
+        name: str, name of the first field.
     """
     experts = config.integer(name, num_experts)
-    chosen = config.integer("num_experts_per_tok", top_k, maximum=experts)
-    return Routing(experts, chosen, **options)
+    return experts, config.integer("num_experts_per_tok", top_k, maximum=experts)
 
 
 def experts_of(model: models.Model) -> models.Experts | None:
@@ -176,7 +169,7 @@ def _mixtral_arguments(config: Config, named: Named) -> Arguments:
         "activation": config.activation("hidden_act", "silu"),
         **read_rope(config, _THETA),
         "windows": config.integer("sliding_window", None),
-        "experts": models.Experts(read_routing(config, 8, 2)),
+        "experts": models.Experts(Routing(*read_numbers(config, 8, 2))),
         "pad_id": read_pad_id(config, named),
     }
 
@@ -257,11 +250,9 @@ def _qwen_arguments(config: Config, named: Named, is_third: bool) -> Arguments:
             "shared_dim": config.integer("shared_expert_intermediate_size", 5632),
             "shared_gate": True,
         }
-    normalize = config.flag("norm_topk_prob", False)
-    if is_third:
-        routing = read_routing(config, 128, 8, normalize=normalize)
-    else:
-        routing = read_routing(config, 60, 4, "num_experts", normalize=normalize)
+    numbers = (
+        read_numbers(config, 128, 8) if is_third else read_numbers(config, 60, 4, "num_experts")
+    )
     return {
         **arguments,
         "activation": config.activation("hidden_act", "silu"),
@@ -269,7 +260,7 @@ def _qwen_arguments(config: Config, named: Named, is_third: bool) -> Arguments:
         "windows": _qwen_windows(config, arguments["num_layers"], by_block=not is_third),
         "query_key_norm": is_third,
         "experts": models.Experts(
-            routing,
+            Routing(*numbers, normalize=config.flag("norm_topk_prob", False)),
             config.integer("moe_intermediate_size", 768 if is_third else 1408),
             **shared,
             blocks=_has_experts(config, arguments["num_layers"]),

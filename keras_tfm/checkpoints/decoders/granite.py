@@ -11,12 +11,13 @@ from keras_tfm.checkpoints.decoders.experts import (
     check_experts,
     expert_width,
     experts_of,
-    read_routing,
+    read_numbers,
     stacked_rows,
 )
 from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named
+from keras_tfm.layers import Routing
 
 FACTORS = (
     "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling",
@@ -33,7 +34,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
 
 
 def _moe_arguments(config: Config, named: Named) -> Arguments:
-    experts = models.Experts(read_routing(config, 8, 2))
+    experts = models.Experts(Routing(*read_numbers(config, 8, 2)))
     return {**_shared_arguments(config, named), "experts": experts}
 
 

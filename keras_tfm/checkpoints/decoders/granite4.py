@@ -17,7 +17,7 @@ from keras_tfm.checkpoints.decoders.experts import (
     check_experts,
     expert_width,
     experts_of,
-    read_routing,
+    read_numbers,
     stacked_rows,
 )
 from keras_tfm.checkpoints.decoders.granite import EXPERTS, FACTORS
@@ -26,6 +26,7 @@ from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 from keras_tfm.checkpoints.transforms import Transposed
+from keras_tfm.layers import Routing
 from keras_tfm.layers.arguments import biased_parts
 from keras_tfm.models.decoders.causal_decoder import each_flag
 
@@ -142,7 +143,7 @@ def _arguments(config: Config, named: Named) -> Arguments:
     inner, experts = config.integer("shared_intermediate_size", _INNER), None
     if config.integer("num_local_experts", _NUM_EXPERTS, minimum=0):
         experts = models.Experts(
-            read_routing(config, _NUM_EXPERTS, 2),
+            Routing(*read_numbers(config, _NUM_EXPERTS, 2)),
             arguments["intermediate_dim"],
             shared_dim=inner,
         )

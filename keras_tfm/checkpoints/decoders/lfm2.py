@@ -19,7 +19,7 @@ from keras_tfm.checkpoints.decoders.experts import (
     expert_rows,
     expert_width,
     experts_of,
-    read_routing,
+    read_numbers,
 )
 from keras_tfm.checkpoints.decoders.rope import (
     read_rope,
@@ -31,6 +31,7 @@ from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 from keras_tfm.checkpoints.transforms import Transposed
+from keras_tfm.layers import Routing
 from keras_tfm.models.decoders.causal_decoder import each_flag, each_window
 
 # Values of fields that are missing in `config.json`.
@@ -174,11 +175,8 @@ def _moe_arguments(config: Config, named: Named) -> Arguments:
         **arguments,
         "attends": read_attends(config, blocks, _CONVOLUTION, [FULL] * blocks),
         "experts": models.Experts(
-            read_routing(
-                config,
-                32,
-                4,
-                "num_experts",
+            Routing(
+                *read_numbers(config, 32, 4, "num_experts"),
                 scores="sigmoid",
                 normalize=config.flag("norm_topk_prob", True),
                 scale=config.number("routed_scaling_factor", 1.0),

@@ -192,7 +192,7 @@ class HeadBase:
         name = unused_name(self.model, "head_marker")
         return Marker("head", arguments=arguments, dtype=self.dtype, name=name)(x)
 
-    def with_outputs(self, outputs: Any, inputs: Any = None) -> Model:
+    def with_outputs(self, outputs: object, inputs: object = None) -> Model:
         """The model with these outputs, and its own inputs unless others are given."""
         return derived_model(self.model, self.model.input if inputs is None else inputs, outputs)
 
