@@ -153,7 +153,10 @@ def test_a_classifier(tmp_path):
 def test_a_classifier_trained_with_rounded_weights(tmp_path):
     report = ran(tmp_path, "classifier", "--quantize", "int4")
     assert "classifier.tflite: 0.0" in report and ", int4\n" in report
-    for line in re.findall(r"^  predict_\d+ +\d.*$", report, re.MULTILINE):
+    checks = report.split("  against Keras ")[1]
+    lines = re.findall(r"^  predict_\d+ +\d.*$", checks, re.MULTILINE)
+    assert len(lines) == 3
+    for line in lines:
         assert float(line.split()[6]) < 1e-5, line  # the file's own weights are the model's
     assert re.search(r"% in int4; the same answer for (9[5-9]|100)\.\d%", report)
 
