@@ -131,7 +131,7 @@ def run_blocks(page, smaller=()):
         for line, text in enumerate(block.splitlines(), 1):
             said = re.search(r"^ *print\(.*\)  # (.*)$", text)
             if said and not smaller:
-                found = " ".join(printed[line].split())
+                found = " ".join(printed.get(line, "").split())
                 assert found == said[1], f"{page}.md, block {number + 1}: {text}"
 
 

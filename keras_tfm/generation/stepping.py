@@ -50,9 +50,9 @@ def check_stepping(
 ) -> None:
     """Raises unless `model` gives the same logits stepped as in a full pass, on random inputs.
 
-    A layer that mixes positions of the target and does not read the `DecodingScope` (a convolution,
-    pooling, attention that is not causal) would silently generate wrong tokens. This function
-    compares the two passes, and names the first layer whose output differs.
+    A layer that sees later positions of the target (a convolution with `padding="same"`, attention
+    that is not causal), or mixes positions without a cache, would silently generate wrong tokens.
+    This function compares the two passes, and names the first layer whose output differs.
 
     Both are computed at the backend's full precision, without TF32. If products are rounded all the
     same (a half-precision policy, or the logits differ on a device without float32 products), each
