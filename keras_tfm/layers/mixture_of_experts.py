@@ -111,7 +111,8 @@ class MixtureOfExperts(RematerializedLayer):
 
     Args:
         expert: layer (..., T, D) -> (..., T, D) such as `FeedForward`, copied for each expert with
-            the dtype policy of the mixture.
+            the dtype policy of the mixture. The layers of a model, such as `keras.Sequential`,
+            keep their own.
         routing: `Routing`, the number of experts and how those of a token are chosen.
         shared: layer (..., T, D) -> (..., T, D) whose output for each token is added to that of its
             experts. Default: none.
@@ -170,7 +171,8 @@ class MixtureOfExperts(RematerializedLayer):
         self.experts = [self._part(self._expert, f"expert_{i}") for i in range(count)]
         self.shared = None if self._shared is None else self._part(self._shared, "shared_expert")
         for part in self.experts if self.shared is None else [*self.experts, self.shared]:
-            part.build(x_shape)
+            if not part.built:  # a model with an Input is
+                part.build(x_shape)
             if tuple(part.compute_output_shape(x_shape)) != tuple(x_shape):
                 raise ValueError(
                     f"{self.name}: {part.name} must return the shape of its input, {x_shape}, got "
@@ -192,16 +194,20 @@ class MixtureOfExperts(RematerializedLayer):
         if self.shared is None:
             y = ops.zeros_like(x)
         else:
-            y = self.shared(x, training=training)
+            y = ops.cast(self.shared(x, training=training), x.dtype)
             if self.shared_gate:
                 y = ops.sigmoid(self.gate(x)) * y
         columns = ops.split(weights, self.routing.num_experts, axis=-1)
-        used = ops.max(weights, axis=tuple(range(len(weights.shape) - 1))) > 0
+        used = ops.any(ops.not_equal(weights, 0), axis=tuple(range(len(weights.shape) - 1)))
         is_step = self._is_step(x, training)
         for i, (expert, weight) in enumerate(zip(self.experts, columns, strict=True)):
 
             def add(y: Tensor = y, expert: keras.Layer = expert, weight: Tensor = weight) -> Tensor:
-                return y + weight * expert(x, training=training)
+                own = x
+                if self.compute_dtype == "float16":
+                    # An expert may overflow for tokens of others, and 0 * infinity is NaN.
+                    own = x * ops.cast(ops.not_equal(weight, 0), x.dtype)
+                return y + weight * ops.cast(expert(own, training=training), x.dtype)
 
             y = ops.cond(used[i], add, lambda y=y: y) if is_step else add()
         return y

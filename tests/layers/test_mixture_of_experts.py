@@ -18,6 +18,7 @@ FLOAT32 = 1e-5
 OPTIONS = {
     "softmax": {},
     "not normalized": {"normalize": False, "scale": 2.5},
+    "subtracted": {"scale": -1.5},
     "sigmoid": {"scores": "sigmoid", "selection_bias": True, "scale": 0.7},
     "sigmoid, not normalized": {"scores": "sigmoid", "normalize": False},
     "bias": {"use_bias": True},
@@ -105,6 +106,45 @@ def test_a_step_runs_the_experts_that_its_tokens_chose(x, monkeypatch):
     ran.clear()
     layer(x)
     assert ran == list(range(E))
+
+
+def test_a_token_of_nan_changes_no_other_and_is_not_hidden(x):
+    layer = built(mixture(), (B, T, D))
+    wanted = to_numpy(layer(x[:, :1]))
+    x[0] = np.nan
+    found = to_numpy(layer(x[:, :1]))
+    assert_close(found[1], wanted[1], FLOAT32)
+    assert np.all(np.isnan(found[0]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "mixed_float16"])
+def test_an_expert_that_overflows_for_tokens_of_others(dtype):
+    """0 times infinity is NaN, in the outputs and in the gradients."""
+    layer = MixtureOfExperts(FeedForward(F, "relu"), Routing(E, 1), dtype=dtype)
+    inputs = keras.Input((T + 3, D), dtype="float16")
+    model = keras.Model(inputs, layer(inputs))
+    x = np.full((B, T + 3, D), 0.5, "float16")
+    chosen = int(np.argmax(to_numpy(layer.route(x))[0, 0]))
+    for expert in layer.experts[:chosen] + layer.experts[chosen + 1 :]:
+        for kernel in (expert.inner.kernel, expert.outer.kernel):
+            kernel.assign(np.full(kernel.shape, 20000.0))
+    assert_close(layer(x), to_numpy(layer.experts[chosen](x)), FLOAT32)
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+    model.fit(x, np.zeros_like(x), verbose=0)
+    assert all(np.all(np.isfinite(to_numpy(weight))) for weight in model.weights)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("inputs", [[], [keras.Input((None, D))]], ids=["without", "with Input"])
+def test_experts_that_are_models(x, inputs, dtype):
+    """Their layers keep their policies, and each expert its own weights."""
+    expert = keras.Sequential([*inputs, keras.layers.Dense(F, "relu"), keras.layers.Dense(D)])
+    layer = MixtureOfExperts(expert, Routing(E, 2), shared=expert, dtype=dtype)
+    y = layer(x)
+    assert keras.backend.standardize_dtype(y.dtype) == layer.compute_dtype
+    assert len(layer.weights) == 1 + (E + 1) * 4
+    # A step of float16 rounds at 1e-3.
+    assert_close(layer(x[:, :1]), to_numpy(y)[:, :1], FLOAT32 if dtype == "float32" else 4e-3)
 
 
 def test_weights_of_a_token_are_those_of_its_experts(x):

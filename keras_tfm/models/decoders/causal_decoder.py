@@ -1,6 +1,6 @@
 """The decoder-only model that GPT, Llama and Gemma share: embedding, blocks, logits."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -219,8 +219,8 @@ class RotaryDecoder(CausalDecoder):
         self, i: int, intermediate_dim: int
     ) -> layers.FeedForward | layers.MixtureOfExperts:
         """The feed-forward network of block i, or its experts."""
-        experts = self.experts
-        if experts is None or not self.has_experts[i]:
+        has_experts, experts = self.has_experts[i], self.experts
+        if experts is None or not has_experts:
             return self._network("feed_forward", intermediate_dim)
         shared = None
         if experts.shared_dim is not None:
@@ -238,6 +238,8 @@ class RotaryDecoder(CausalDecoder):
     @cached_property
     def has_experts(self) -> list[bool]:
         """Whether each block has experts."""
+        if not isinstance(self.experts, Experts | None):
+            raise TypeError(f"experts must be a models.Experts, got {self.experts!r}")
         blocks = self.experts.blocks if self.experts else None
         return each_flag("experts.blocks", blocks, self.num_layers, interval=1)
 
@@ -271,8 +273,11 @@ def each_flag(
     """Whether each block has something: every `interval`th, the last of each group, if None."""
     if flags is None:
         return [(i + 1) % interval == 0 for i in range(num_layers)]
-    if len(flags) != num_layers or not all(isinstance(flag, bool | np.bool_) for flag in flags):
-        raise ValueError(
-            f"{name} must have one bool for each of {num_layers} blocks, got {list(flags)}"
-        )
-    return [bool(flag) for flag in flags]
+    found = list(flags) if isinstance(flags, Iterable) else flags
+    if (
+        not isinstance(found, list)
+        or len(found) != num_layers
+        or not all(isinstance(flag, bool | np.bool_) for flag in found)
+    ):
+        raise ValueError(f"{name} must have one bool for each of {num_layers} blocks, got {found}")
+    return [bool(flag) for flag in found]

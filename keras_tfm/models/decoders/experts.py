@@ -47,9 +47,11 @@ class Experts:
     shared_gate: bool = False
 
     def __post_init__(self) -> None:
-        as_routing(self.routing)
+        object.__setattr__(self, "routing", as_routing(self.routing))
         check_integer("intermediate_dim", self.intermediate_dim, optional=True)
         check_integer("shared_dim", self.shared_dim, optional=True)
+        if self.shared_gate and self.shared_dim is None:
+            raise ValueError("shared_gate must be False without shared_dim")
 
     def get_config(self) -> Config:
         """The constructor's arguments."""
