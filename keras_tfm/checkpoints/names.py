@@ -16,6 +16,8 @@ import numpy as np
 from keras_tfm.checkpoints.rows import Entry
 from keras_tfm.checkpoints.tensors import FLOATS, AnyTensors
 
+# How many tensors an error lists.
+_LISTED = 40
 # Numbers up to 1 that were rounded to bfloat16.
 CONSTANT_TOLERANCE = 4e-3
 
@@ -183,7 +185,7 @@ class Named:
             if name in expected and tensor.dtype not in FLOATS
         ]
         parts = [
-            f"{title}: {', '.join(names)}"
+            f"{title}: {_listed(names)}"
             for title, names in (
                 ("missing in the files", missing),
                 ("only in the files", surplus),
@@ -194,3 +196,9 @@ class Named:
         ]
         if parts:
             raise ValueError(f"the tensors do not match {model}; {'; '.join(parts)}{hint}")
+
+
+def _listed(names: list[str]) -> str:
+    """The first names; a model with experts may lack thousands."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

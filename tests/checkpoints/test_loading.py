@@ -20,6 +20,7 @@ from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.rows import contiguous
 from keras_tfm.checkpoints.tensors import TensorKind, Tensors, write_tensors
 from keras_tfm.generation import generate
+from keras_tfm.layers import Routing
 from keras_tfm.layers.embeddings.lookup import is_traced
 
 SINGLE = "model.safetensors"
@@ -466,3 +467,13 @@ def test_a_disk_that_fills_leaves_the_folder_as_it_was(folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(error.value)
     assert {x.name: x.read_bytes() for x in folder.iterdir()} == before
+
+
+def test_an_error_lists_the_first_tensors_of_many(tmp_path):
+    experts = models.Experts(Routing(24, 2))
+    sizes = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 4}
+    save_huggingface(models.llama(11, **sizes, experts=experts), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_local_experts": 48}))
+    with pytest.raises(ValueError, match=r"experts\.24\.w1\.weight \(4, 8\), .* and 32 more; of"):
+        load_huggingface(tmp_path)
