@@ -185,7 +185,7 @@ class Named:
             if name in expected and tensor.dtype not in FLOATS
         ]
         parts = [
-            f"{title}: {_listed(names)}"
+            f"{title}: {_list_of(names)}"
             for title, names in (
                 ("missing in the files", missing),
                 ("only in the files", surplus),
@@ -198,7 +198,7 @@ class Named:
             raise ValueError(f"the tensors do not match {model}; {'; '.join(parts)}{hint}")
 
 
-def _listed(names: list[str]) -> str:
+def _list_of(names: list[str]) -> str:
     """The first names; a model with experts may lack thousands."""
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(names[:_LISTED]) + more
