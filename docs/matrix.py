@@ -122,6 +122,7 @@ OURS: dict[str, Callable] = {
     "`RMSNormalization`": lambda x: L.RMSNormalization()(x),
     "`FeedForward`": lambda x: L.FeedForward(128)(x),
     "`FeedForward(gated=True)`": lambda x: L.FeedForward(128, activation="silu", gated=True)(x),
+    "`MixtureOfExperts`": lambda x: L.MixtureOfExperts(L.FeedForward(128), L.Routing(5, 2))(x),
     "`Dropout`": lambda x: L.Dropout(0.1)(x),
     "`AttentionPooling`": lambda x: L.AttentionPooling(HEADS, 32)(x),
     '`SequencePooling("mean")`': lambda x: L.SequencePooling()(x),

@@ -63,7 +63,7 @@ def own_options():
         },
         "qwen2_moe": {
             "experts": models.Experts(
-                layers.Routing(5, 2, normalize=False), 8, [False, True], 9, shared_gate=True
+                layers.Routing(5, 2, normalize=False), 8, [False, True], 10, shared_gate=True
             ),
             "attention_bias": ["query", "key", "value"],
         },
@@ -83,7 +83,7 @@ def own_options():
         },
         "granite": granite,
         "granitemoe": {"experts": models.Experts(routing, 8), **granite},
-        "granitemoehybrid, experts": {"experts": models.Experts(routing, 8, shared_dim=9)},
+        "granitemoehybrid, experts": {"experts": models.Experts(routing, 8, shared_dim=10)},
         "granitemoehybrid": {
             "attends": [False, True], "mamba_heads": 6, "mamba_head_dim": 4, "state_dim": 5,
             "num_groups": 2, "kernel_size": 3, "rotary": True, **granite,
