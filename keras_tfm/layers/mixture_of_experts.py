@@ -1,4 +1,4 @@
-"""A feed-forward network of several experts, of which each token is given to a few."""
+"""A feed-forward network of several experts, of which each token is routed to a few."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,17 +29,17 @@ class Routing:
 
     Args:
         num_experts: int, number of experts (E).
-        top_k: int, number of experts that each token is given to.
+        top_k: int, number of experts that each token is routed to.
         scores: str, "softmax" or "sigmoid" of the router's logits.
         normalize: bool, whether the weights of a token's experts add up to 1.
         scale: float, factor of the weights.
         use_bias: bool, whether the router's logits have a bias.
         selection_bias: bool, whether the experts are chosen by their scores plus a bias (E,), which
             does not change their weights and has no gradient: it is read from a checkpoint.
-        balance: float, factor of the auxiliary loss in training, E sum of f_e p_e, of the fraction
-            f_e of the tokens that are given to expert e and their mean softmax score p_e: "Switch
-            Transformers" (arXiv:2101.03961), equation 4. It is `top_k` if all experts are used
-            equally. Padding counts as tokens.
+        balance: float, factor of the load-balancing loss in training, E sum of f_e p_e, where f_e
+            is the fraction of the tokens that are routed to expert e, and p_e its mean softmax
+            score: "Switch Transformers" (arXiv:2101.03961), equation 4. The sum is `top_k` if all
+            experts are used equally. Padding counts as tokens.
 
     Raises:
         TypeError, ValueError: an argument of the wrong type or out of range.
@@ -100,22 +100,22 @@ def as_routing(value: object) -> Routing:
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class MixtureOfExperts(RematerializedLayer):
-    """Several feed-forward networks, of which each token is given to those that a router chooses.
+    """Several feed-forward networks; a router sends each token to a few of them.
 
     y = sum of w_e expert_e(x) over the experts of a token, with weights w_e as `Routing` says.
     "Outrageously Large Neural Networks" (arXiv:1701.06538).
 
     Use it as `feed_forward` of a block. No token is dropped. A sequence, as in training, is
-    computed by all experts, and the outputs of those that a token is not given to are multiplied by
-    0. A step of generation, in Keras and in a file, runs only the experts of its tokens.
+    computed by all experts, and the outputs of those that a token is not routed to are multiplied
+    by 0. A step of generation, in Keras and in a file, runs only the experts of its tokens.
 
     Args:
         expert: layer (..., T, D) -> (..., T, D) such as `FeedForward`, copied for each expert with
             the dtype policy of the mixture. The layers of a model, such as `keras.Sequential`,
             keep their own.
         routing: `Routing`, the number of experts and how those of a token are chosen.
-        shared: layer (..., T, D) -> (..., T, D) whose output for each token is added to that of its
-            experts. Default: none.
+        shared: layer (..., T, D) -> (..., T, D), the shared expert: every token is routed to it,
+            with weight 1. Default: none.
         shared_gate: bool, whether that output is multiplied by sigmoid(x w), as in Qwen2-MoE.
         kernel_initializer: initializer of the router's kernel.
 
@@ -198,8 +198,9 @@ class MixtureOfExperts(RematerializedLayer):
             if self.shared_gate:
                 y = ops.sigmoid(self.gate(x)) * y
         columns = ops.split(weights, self.routing.num_experts, axis=-1)
-        used = ops.any(ops.not_equal(weights, 0), axis=tuple(range(len(weights.shape) - 1)))
-        is_step = self._is_step(x, training)
+        used = None
+        if self._is_step(x, training):
+            used = ops.any(ops.not_equal(weights, 0), axis=tuple(range(len(weights.shape) - 1)))
         for i, (expert, weight) in enumerate(zip(self.experts, columns, strict=True)):
 
             def add(y: Tensor = y, expert: keras.Layer = expert, weight: Tensor = weight) -> Tensor:
@@ -209,7 +210,7 @@ class MixtureOfExperts(RematerializedLayer):
                     own = x * ops.cast(ops.not_equal(weight, 0), x.dtype)
                 return y + weight * ops.cast(expert(own, training=training), x.dtype)
 
-            y = ops.cond(used[i], add, lambda y=y: y) if is_step else add()
+            y = add() if used is None else ops.cond(used[i], add, lambda y=y: y)
         return y
 
     def _is_step(self, x: Tensor, training: bool | None) -> bool:
@@ -223,7 +224,7 @@ class MixtureOfExperts(RematerializedLayer):
         )
 
     def route(self, x: Tensor, training: bool | None = None) -> Tensor:
-        """The weight of each expert, 0 for those that a token is not given to: (..., T, E)."""
+        """The weight of each expert, 0 for those that a token is not routed to: (..., T, E)."""
         routing = self.routing
         logits = ops.cast(self.router(x), "float32")
         scores = ops.softmax(logits) if routing.scores == "softmax" else ops.sigmoid(logits)

@@ -44,7 +44,7 @@ TEXTS = {
     ),
     "embedding_dropout": "float, dropout rate of the embeddings' sum. Default: `dropout`.",
     "experts": (
-        "`Experts`, the sizes of the mixtures of experts in place of feed-forward networks. "
+        "`Experts`, mixtures of experts in place of the feed-forward networks. "
         "Default: there are none."
     ),
     "feed_forward_bias": "bool, whether the feed-forward networks' layers add a bias.",

@@ -23,7 +23,8 @@ class Experts:
         routing: `layers.Routing`, the number of experts and how those of a token are chosen.
         intermediate_dim: int, inner width of an expert. Default: that of the model.
         blocks: list of bool, whether each block has experts. Default: every block has.
-        shared_dim: int, inner width of an expert of every token. Default: there is none.
+        shared_dim: int, inner width of the shared expert, which every token reads. Default: there
+            is none.
         shared_gate: bool, whether the output of that expert has a gate, see the layer.
 
     Raises:

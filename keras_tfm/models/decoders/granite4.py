@@ -81,7 +81,7 @@ def granite4(
     Granite's blocks, see `granite`, of which most have the state space of Mamba-2 in place of
     attention, see `layers.Mamba2`: its state does not grow with the tokens. Attention has no
     positions: their order comes from the state spaces. With attention in every block and rotary
-    positions, these are the dense models. Those with experts have one of every token, too, the
+    positions, these are the dense models. Those with experts have a shared expert, too:
     `shared_dim` of `experts`.
 
     Args:
