@@ -44,7 +44,12 @@ from keras_tfm.models.dequantize import dequantize, is_quantized
 from keras_tfm.models.identity import is_functional
 from keras_tfm.models.quantization.state import quantization_of, set_quantization
 from keras_tfm.models.resize import position_tables, resize_positions, warn_of_new_rows
-from keras_tfm.models.without_storage import allocate, without_storage
+from keras_tfm.models.without_storage import (
+    allocate,
+    has_many_weights,
+    is_large,
+    without_storage,
+)
 from keras_tfm.runtime.media.image_processor import ImageProcessor
 
 
@@ -67,10 +72,6 @@ def _family(model_type: ModelType) -> Family:
 
 FAMILIES: dict[str, Family] = {x.name: _family(x) for x in MODEL_TYPES}
 
-# Weights of fewer values are loaded even if the others stay in the files.
-_LARGE = 1 << 16
-# A model of fewer weights is loaded as a whole unless the caller says otherwise.
-_MANY = 100_000_000
 # The parts of models of several modalities, also of those that transformers does not have. The ids
 # of their tokens, such as `image_token_id`, change nothing in a model of texts.
 _OTHER_PARTS = (
@@ -211,11 +212,11 @@ class Checkpoint:
             ValueError: a file is changed meanwhile, or with `lazy` before a weight is used.
         """
         if lazy is None:
-            lazy = self.model.count_params() > _MANY
+            lazy = has_many_weights(self.model)
         if lazy:
             small, large = list[Entry](), list[Entry]()
             for entry in self.entries:
-                (small if math.prod(entry.weight.shape) < _LARGE else large).append(entry)
+                (large if is_large(entry.weight) else small).append(entry)
             load_entries(self.named, small)
             for entry in large:
                 read_when_used(entry.weight, partial(_read_unchanged, self.named, entry))

@@ -2,12 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 
-from keras_tfm.keras_internals import functional_of, object_sharing_scope, sublayers
-from keras_tfm.layers.types import Config, DType
+from keras_tfm.keras_internals import (
+    functional_of,
+    object_sharing_scope,
+    read_value,
+    read_when_used,
+    sublayers,
+)
+from keras_tfm.layers.types import Config, DType, Tensor
 from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
 from keras_tfm.models.quantization.state import (
@@ -15,6 +23,7 @@ from keras_tfm.models.quantization.state import (
     saved_quantization,
     set_quantization,
 )
+from keras_tfm.models.without_storage import allocate, is_large, without_storage
 
 # Keras's attributes of a layer with LoRA.
 ADAPTERS = ("lora_kernel_a", "lora_kernel_b", "lora_embeddings_a", "lora_embeddings_b")
@@ -51,6 +60,66 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
     ('bfloat16', 'float32')
     """
     model = functional_of(model)
+    copy, values = _copy(model, dtype)
+    with rounded_beside_adapters(model):
+        for variable, value in values:
+            # On JAX, a model gives its arrays away when it predicts: no two may share one.
+            variable.assign(keras.ops.copy(keras.ops.cast(value(), variable.dtype)))
+    state = saved_quantization(model)
+    if state is not None:
+        set_quantization(copy, state.copy(copy))
+    return copy
+
+
+def float32_view(model: keras.Model) -> keras.Model:
+    """A copy in float32 that reads large weights from the model each time they are used.
+
+    It needs no memory for them, and is as `with_dtype` makes it otherwise. Nothing can be assigned
+    to such a weight.
+
+    Args:
+        model: functional model without rounded weights (`enable_quantization`).
+
+    Raises:
+        TypeError, ValueError: as in `with_dtype`.
+
+    Example:
+
+    >>> from keras_tfm.models import gpt
+    >>> from keras_tfm.models.with_dtype import float32_view
+    >>> size = {"dim": 256, "num_layers": 1, "num_heads": 2, "max_length": 4}
+    >>> model = gpt(500, **size, dtype="bfloat16")
+    >>> view = float32_view(model)
+    >>> model.layers[1].embeddings.assign(0 * model.layers[1].embeddings)  # doctest: +ELLIPSIS
+    <...>
+    >>> float(abs(view.layers[1].embeddings.numpy()).max())
+    0.0
+    """
+    with without_storage():
+        copy, values = _copy(functional_of(model), "float32")
+    allocate(copy, [variable for variable, _ in values if is_large(variable)])
+    for variable, value in values:
+        if is_large(variable):
+            read_when_used(variable, partial(_float32, value))
+        else:
+            variable.assign(_float32(value))
+    return copy
+
+
+def _float32(value: Callable[[], Tensor]) -> np.ndarray:
+    """A weight as an array, a view of its memory if it can be."""
+    found = value()
+    if isinstance(found, keras.Variable):
+        result: np.ndarray = read_value(found)
+    else:
+        result = keras.ops.convert_to_numpy(found)
+    return result.astype("float32", copy=False)
+
+
+def _copy(
+    model: keras.Model, dtype: DType
+) -> tuple[keras.Model, list[tuple[keras.Variable, Callable[[], Tensor]]]]:
+    """The model of other policies, and each of its weights with what returns its value."""
     if not hasattr(model, "inputs") or not hasattr(model, "operations"):
         raise TypeError(
             "expected a functional keras.Model (made of keras.Input and layers), "
@@ -84,18 +153,19 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
             f"{model.name} cannot be recreated in {_name(policy)} from its layers' get_config(): "
             f"expected the weights {wanted}, got {found}"
         )
-    with rounded_beside_adapters(model):
-        for new, old in zip(copy.weights, weights, strict=True):
-            # On JAX, a model gives its arrays away when it predicts: no two may share one.
-            new.assign(keras.ops.copy(keras.ops.cast(old, new.dtype)))
-        for layer, new in adapted:
-            name = "kernel" if hasattr(layer, "kernel") else "embeddings"
-            variable = getattr(new, name)
-            variable.assign(keras.ops.cast(_merge(layer, name), variable.dtype))
-    state = saved_quantization(model)
-    if state is not None:
-        set_quantization(copy, state.copy(copy))
-    return copy
+    values = {
+        id(new): (new, partial(_itself, old))
+        for new, old in zip(copy.weights, weights, strict=True)
+    }
+    for layer, new in adapted:
+        name = "kernel" if hasattr(layer, "kernel") else "embeddings"
+        variable = getattr(new, name)
+        values[id(variable)] = variable, partial(_merge, layer, name)
+    return copy, [*values.values()]
+
+
+def _itself(weight: keras.Variable) -> keras.Variable:
+    return weight
 
 
 def _merge(layer: keras.Layer, name: str) -> Any:

@@ -15,6 +15,27 @@ from keras_tfm.keras_internals import (
     uninitialized_variables,
 )
 
+# Weights of fewer values take memory even if the others do not.
+_LARGE = 1 << 16
+# A model of fewer weights is in memory as a whole.
+_MANY = 100_000_000
+
+
+def is_large(weight: keras.Variable) -> bool:
+    """Whether a weight may stay where it is stored, and be read each time it is used."""
+    return math.prod(weight.shape) >= _LARGE
+
+
+def has_many_weights(model: keras.Layer) -> bool:
+    """Whether its large weights better stay where they are stored.
+
+    >>> from keras_tfm.models import bert
+    >>> from keras_tfm.models.without_storage import has_many_weights
+    >>> has_many_weights(bert(11, dim=8, num_layers=1, num_heads=2))
+    False
+    """
+    return model.count_params() > _MANY
+
 
 @contextmanager
 def without_storage() -> Iterator[None]:

@@ -12,6 +12,9 @@ from keras_tfm.checkpoints import huggingface, load_huggingface, save_huggingfac
 from keras_tfm.export import export_tflite, verify
 from keras_tfm.export.graph import conversion
 from keras_tfm.export.graph.stand_ins import StandIns
+from keras_tfm.export.quantization import precision
+from keras_tfm.models import without_storage
+from keras_tfm.models.with_dtype import float32_view
 from keras_tfm.runtime import load
 
 STEPS = {"signatures": ["prefill", "decode"], "prompt_length": 4, "max_length": 12}
@@ -46,10 +49,31 @@ def test_the_file_is_that_of_the_loaded_model(quantization, folder, tmp_path):
     assert verify(lazy, tmp_path / "whole.tflite").failures == []
 
 
+def test_large_weights_of_half_precision_are_not_copied(tmp_path, monkeypatch):
+    model = randomize(models.llama(701, **SIZE, dtype="bfloat16"))
+    views = []
+
+    def make_view(given):
+        views.append(float32_view(given))
+        return views[-1]
+
+    monkeypatch.setattr(precision, "float32_view", make_view)
+    reports = []
+    for many in (1, 10**9):
+        monkeypatch.setattr(without_storage, "_MANY", many)
+        path = tmp_path / f"{many}.tflite"
+        reports.append(export_tflite(model, path, quantization="int8", **STEPS))
+    assert len(views) == 1 and all(is_lazy(views[0]))
+    first, second = ((tmp_path / f"{many}.tflite").read_bytes() for many in (1, 10**9))
+    assert first == second
+    for x, y in zip(*(report.verification.checks for report in reports), strict=True):
+        assert x.relative_error == pytest.approx(y.relative_error, rel=1e-3)
+
+
 @pytest.mark.parametrize("many", [1, 10**9])
 def test_a_folder_is_exported(many, folder, tmp_path, monkeypatch):
     """Its weights are loaded unless they are many."""
-    monkeypatch.setattr(huggingface, "_MANY", many)
+    monkeypatch.setattr(without_storage, "_MANY", many)
     lazy = []
 
     def load(self, *arguments):

@@ -6,8 +6,10 @@ from compare import assert_close, to_numpy
 from execution import tensorflow_only
 from small_models import encoder_decoder
 
+from keras_tfm.keras_internals import is_initialized
 from keras_tfm.layers import RotaryEmbedding, TokenEmbedding
-from keras_tfm.models import Model, t5, transformer, with_dtype
+from keras_tfm.models import Model, t5, transformer, with_dtype, without_storage
+from keras_tfm.models.with_dtype import float32_view
 
 IDS = {"source": np.array([[3, 4, 5, 0]]), "target": np.array([[1, 7, 2]])}
 
@@ -142,9 +144,11 @@ def test_a_trained_model_of_half_precision_goes_on_in_float32():
     assert_close(with_dtype(model)(IDS), model(IDS), 5e-2)
 
 
+@pytest.mark.parametrize("make", [with_dtype, float32_view])
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-def test_adapters_are_merged(dtype):
+def test_adapters_are_merged(dtype, make, monkeypatch):
     """Of layers inside blocks, of nested models, and of embedding tables."""
+    monkeypatch.setattr(without_storage, "_LARGE", 32)
     x = keras.Input((None, 8))
     inside = keras.Model(x, encoder_block(16, 2, dtype=dtype)(x), name="inside")
     ids = keras.Input((None,), dtype="int32")
@@ -160,6 +164,24 @@ def test_adapters_are_merged(dtype):
             variable.assign(rng.normal(scale=0.3, size=variable.shape))
     expected = to_numpy(model(rows))
     assert np.abs(expected - before).max() > 0.1
-    copy = with_dtype(model, "float32")
+    copy = make(model)
     assert len(copy.weights) == count
     assert_close(copy(rows), expected, 1e-5 if dtype == "float32" else 5e-2)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "mixed_bfloat16", "float16"])
+def test_a_view_reads_the_weights_of_its_model(dtype, monkeypatch):
+    """Also those that the model has later, and those of a model whose large weights it reads."""
+    monkeypatch.setattr(without_storage, "_LARGE", 32)
+    model = encoder_decoder(dtype=dtype)
+    view = float32_view(model)
+    kernels = [x for x in view.weights if not is_initialized(x)]
+    assert kernels and all(len(x.shape) > 1 for x in kernels)
+    assert_close(view(IDS), with_dtype(model)(IDS), 0.0)
+    assert_close(view.predict(IDS, verbose=0), with_dtype(model)(IDS), 1e-6)
+    for weight in model.weights:
+        if len(weight.shape) > 1:
+            weight.assign(weight * 0.5)
+    assert_close(view(IDS), with_dtype(model)(IDS), 0.0)
+    assert_close(float32_view(view)(IDS), view(IDS), 0.0)
+    assert not any(map(is_initialized, kernels))

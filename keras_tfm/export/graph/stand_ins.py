@@ -481,28 +481,37 @@ class _Filling:
         A layer may multiply its weight by a number, such as 1/sqrt(head_dim); all layers of a model
         then do, and the factor of the most constants is right.
         """
-        votes: dict[int, list[tuple[_Found, StandIn, float]]] = {}
-        for x in found:
-            for stand_in in self._stand_ins:
-                if int(np.prod(stand_in.shape)) != x.size:
-                    continue
-                if x.signs is not None and stand_in.signs is None:
-                    continue
-                factor = x.number / stand_in.number
-                votes.setdefault(round(np.log(factor) / _PRECISION / 4), []).append(
-                    (x, stand_in, factor)
-                )
-        # Rounding may put the same factor in two cells.
-        clusters = {
-            key: [vote for other in (key, key - 1, key + 1) for vote in votes.get(other, [])]
-            for key in votes
-        }
-        result, done = [], set[int]()
-        for key in sorted(clusters, key=lambda key: (-len(clusters[key]), abs(key))):
-            for x, stand_in, factor in clusters[key]:
-                if id(x.tensor) not in done:
-                    done.add(id(x.tensor))
-                    result.append((x, stand_in, _exact(factor)))
+        if not found:
+            return []
+        sizes = np.array([np.prod(x.shape) for x in self._stand_ins])
+        numbers = np.array([x.number for x in self._stand_ins])
+        with_signs = np.array([x.signs is not None for x in self._stand_ins])
+        candidates = [
+            np.flatnonzero((sizes == x.size) & (with_signs | (x.signs is None))) for x in found
+        ]
+        # The factor of each pair votes for a cell on a logarithmic scale.
+        cells = [
+            np.rint(np.log(x.number / numbers[fitting]) / _PRECISION / 4).astype("int32")
+            for x, fitting in zip(found, candidates, strict=True)
+        ]
+        keys, votes, counts = np.unique(
+            np.concatenate(cells), return_inverse=True, return_counts=True
+        )
+        # Rounding may put the same factor in two cells: each has the votes of its neighbours too.
+        beside = np.flatnonzero(keys[1:] == keys[:-1] + 1)
+        totals = counts.copy()
+        totals[beside] += counts[beside + 1]
+        totals[beside + 1] += counts[beside]
+        ranks = np.empty(len(keys), "int64")
+        ranks[np.lexsort((np.abs(keys), -totals))] = 2 * np.arange(len(keys))
+        best = ranks.copy()
+        best[beside] = np.minimum(best[beside], ranks[beside + 1] + 1)
+        best[beside + 1] = np.minimum(best[beside + 1], ranks[beside] + 1)
+        result, ends = [], np.cumsum([len(x) for x in cells])
+        for x, fitting, places in zip(found, candidates, np.split(votes, ends[:-1]), strict=True):
+            if len(fitting):
+                stand_in = self._stand_ins[fitting[np.argmin(best[places])]]
+                result.append((x, stand_in, _exact(x.number / stand_in.number)))
         return result
 
     def _orders(

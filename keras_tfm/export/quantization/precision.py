@@ -19,7 +19,8 @@ from keras_tfm.keras_internals import functional_of, sublayers
 from keras_tfm.models import with_dtype
 from keras_tfm.models.dequantize import dequantize, is_quantized
 from keras_tfm.models.quantization.state import quantization_of
-from keras_tfm.models.with_dtype import copy_adapters
+from keras_tfm.models.with_dtype import copy_adapters, float32_view
+from keras_tfm.models.without_storage import has_many_weights
 
 _log = logging.getLogger(__name__)
 
@@ -68,10 +69,14 @@ def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
     adapted = merge_adapters and any(getattr(x, "lora_enabled", False) for x in sublayers(model))
     if adapted or _first(model, HALVES) is not None:
         _log.info("copying %s in float32", model.name)
-        copy = with_dtype(model, "float32")
         if not merge_adapters:
+            copy = with_dtype(model, "float32")
             copy_adapters(model, copy)
-        model = copy
+            model = copy
+        elif has_many_weights(model):
+            model = float32_view(model)
+        else:
+            model = with_dtype(model, "float32")
     other = _first(model, (*HALVES, "float64"))
     if other is not None:
         raise ValueError(
