@@ -162,10 +162,11 @@ def test_stock_runtime_continues_as_full_passes_in_keras(files, name):
         pytest.param("smollm3", marks=pytest.mark.slow),
         pytest.param("gemma4_text", marks=pytest.mark.slow),
         pytest.param("phi3, longrope", marks=pytest.mark.slow),
+        pytest.param("granitemoe", marks=pytest.mark.slow),
     ],
 )
 def test_stock_runtime_generates_the_tokens_of_a_family(family, tmp_path):
-    """Windows, norms of heads, blocks without positions, a part of each head with LongRoPE."""
+    """Windows, norms of heads, blocks without positions, LongRoPE of a part of each head, experts."""
     options = {"vocabulary_size": byte_pairs().get_vocab_size()}
     if family == "phi3, longrope":
         options["rope_scaling"] = layers.LongRoPEScaling(4.0, 16, [1.1, 2.0], [8.0, 3.0])
