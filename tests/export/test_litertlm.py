@@ -166,7 +166,7 @@ def test_stock_runtime_continues_as_full_passes_in_keras(files, name):
     ],
 )
 def test_stock_runtime_generates_the_tokens_of_a_family(family, tmp_path):
-    """Windows, norms of heads, blocks without positions, LongRoPE of a part of each head, experts."""
+    """Windows, norms of heads, blocks without positions, LongRoPE of a part, experts."""
     options = {"vocabulary_size": byte_pairs().get_vocab_size()}
     if family == "phi3, longrope":
         options["rope_scaling"] = layers.LongRoPEScaling(4.0, 16, [1.1, 2.0], [8.0, 3.0])
