@@ -13,7 +13,7 @@ from keras_tfm.generation.processors.processor import (
     check_in_vocabulary,
     is_among,
 )
-from keras_tfm.generation.strategies.context import Context
+from keras_tfm.generation.strategies.strategy import Context
 from keras_tfm.layers.types import Tensor
 
 

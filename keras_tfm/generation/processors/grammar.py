@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_tfm.generation.gather import gather
 from keras_tfm.generation.processors.processor import NEVER, Processor, as_ids, is_among
-from keras_tfm.generation.strategies.context import Context
+from keras_tfm.generation.strategies.strategy import Context
 from keras_tfm.layers.types import Tensor
 from keras_tfm.optional_package import optional_package
 

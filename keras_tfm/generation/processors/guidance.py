@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from keras_tfm.arguments import check_number
 from keras_tfm.generation.logits import log_normalizer
 from keras_tfm.generation.processors.processor import Processor, as_ids, check_in_vocabulary
-from keras_tfm.generation.strategies.context import Context
+from keras_tfm.generation.strategies.strategy import Context
 from keras_tfm.layers.types import Tensor
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.generation.processors.processor import Processor, forbidden
-from keras_tfm.generation.strategies.context import Context
+from keras_tfm.generation.strategies.strategy import Context
 from keras_tfm.layers.types import Tensor
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from keras import ops
 
 from keras_tfm.generation.processors.processor import Processor
-from keras_tfm.generation.strategies.context import Context
+from keras_tfm.generation.strategies.strategy import Context
 from keras_tfm.layers.types import Tensor
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.generation.processors.processor import NEVER, Processor
-from keras_tfm.generation.strategies.context import Context
+from keras_tfm.generation.strategies.strategy import Context
 from keras_tfm.layers.types import Tensor
 
 

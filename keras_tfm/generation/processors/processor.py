@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from keras import ops
 
-from keras_tfm.generation.strategies.context import Context
+from keras_tfm.generation.strategies.strategy import Context
 from keras_tfm.layers.types import Tensor
 
 NEVER = float("-inf")

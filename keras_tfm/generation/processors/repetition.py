@@ -6,7 +6,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer, check_positive
 from keras_tfm.generation.processors.processor import NEVER, Processor, scatter
-from keras_tfm.generation.strategies.context import Context
+from keras_tfm.generation.strategies.strategy import Context
 from keras_tfm.layers.types import Tensor
 
 

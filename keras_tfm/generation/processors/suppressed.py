@@ -15,7 +15,7 @@ from keras_tfm.generation.processors.processor import (
     forbidden,
     scatter,
 )
-from keras_tfm.generation.strategies.context import Context
+from keras_tfm.generation.strategies.strategy import Context
 from keras_tfm.layers.types import Tensor
 
 Ids = tuple[int, ...]

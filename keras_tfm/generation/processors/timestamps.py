@@ -17,7 +17,7 @@ from keras_tfm.generation.processors.processor import (
     is_among,
 )
 from keras_tfm.generation.processors.suppressed import SuppressTokens, SuppressTokensAtBegin
-from keras_tfm.generation.strategies.context import Context
+from keras_tfm.generation.strategies.strategy import Context
 from keras_tfm.layers.types import Tensor
 
 

@@ -10,8 +10,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer, check_number
 from keras_tfm.generation.gather import gather
 from keras_tfm.generation.logits import log_normalizer, top_k
-from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy
-from keras_tfm.generation.strategies.task import Task
+from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy, Task
 from keras_tfm.layers.types import Size, Tensor
 
 # A log-probability of -inf, but finite, so that sums and products are not NaN.

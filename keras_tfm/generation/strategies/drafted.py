@@ -14,8 +14,7 @@ from keras_tfm.generation.gather import gather
 from keras_tfm.generation.logits import log_normalizer
 from keras_tfm.generation.strategies.drafts import Draft
 from keras_tfm.generation.strategies.greedy import Greedy
-from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy, leaves_none
-from keras_tfm.generation.strategies.task import Task
+from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy, Task, leaves_none
 from keras_tfm.layers.types import Tensor
 
 

@@ -10,7 +10,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.generation.gather import gather
 from keras_tfm.generation.logits import top_k
-from keras_tfm.generation.strategies.task import Task
+from keras_tfm.generation.strategies.strategy import Task
 from keras_tfm.layers.types import Tensor
 
 # A function of logits (B, V), their column, () int32, and the tokens (B, T) up to that column, that

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from keras import ops
 
 from keras_tfm.generation.logits import top_k
-from keras_tfm.generation.strategies.context import Context
-from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy
+from keras_tfm.generation.strategies.strategy import Context, LogitsProcessor, Strategy
 from keras_tfm.layers.types import Tensor
 
 

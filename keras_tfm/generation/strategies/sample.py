@@ -9,8 +9,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer, check_positive
 from keras_tfm.generation import filters
-from keras_tfm.generation.strategies.context import Context
-from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy
+from keras_tfm.generation.strategies.strategy import Context, LogitsProcessor, Strategy
 from keras_tfm.layers.dropout import DrawnSeed
 from keras_tfm.layers.types import Tensor
 

@@ -1,6 +1,11 @@
-"""The base of all strategies, and the interface between a strategy and the generation loop."""
+"""The base of all strategies, and the interface between a strategy and the generation loop.
 
-from collections.abc import Callable, Sequence
+The loop gives a strategy the `Task` and asks it for a new `State` in each step; processors get a
+`Context`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import keras
@@ -9,9 +14,187 @@ from keras import ops
 
 from keras_tfm.generation.gather import gather
 from keras_tfm.generation.logits import log_normalizer
-from keras_tfm.generation.strategies.context import Context
-from keras_tfm.generation.strategies.task import Task
-from keras_tfm.layers.types import Tensor
+from keras_tfm.layers.types import Size, Tensor
+
+
+class Context(NamedTuple):
+    """The tokens so far, how many may follow, and a seed for this step.
+
+    In a beam search each hypothesis is a row.
+
+    Attributes:
+        tokens: (B, T), int32, the prompt and the tokens generated so far. Only columns in which
+            `written` is True are valid; the others are padding.
+        written: (B, T) or (1, T), boolean, True = the column holds a token.
+        position: () int32, the column of the last token, the same in all rows.
+        seed: (2,), int32, different in each step; None for strategies that do not sample.
+        new_length: () int32, the number of tokens generated so far, the same in all rows.
+        remaining: (B, 1) or (1, 1), int32, the number of tokens that the row may still get.
+        end_ids: tuple of the tokens that end a row.
+        copies: int, the number of consecutive rows that belong to one row of the inputs.
+        unconditional: (B, V), float32, the logits after the empty prompt of a `Guidance` and the
+            same tokens; None without one.
+
+    A strategy that never generates a token twice:
+
+    >>> from keras import ops
+    >>> from keras_tfm.generation import Context, Strategy
+    >>> class Fresh(Strategy):
+    ...     def choose(self, logits, context: Context):
+    ...         size = logits.shape[-1]
+    ...         seen = ops.one_hot(ops.where(context.written, context.tokens, -1), size)
+    ...         return ops.cast(ops.argmax(logits - 1e9 * ops.max(seen, axis=1), axis=-1), "int32")
+    >>> context = Context(ops.array([[2, 0, 0]]), ops.array([[True, False, False]]), 0, None)
+    >>> Fresh().choose(ops.array([[0.1, 0.2, 0.7]]), context).numpy().tolist()
+    [1]
+    """
+
+    tokens: Tensor
+    written: Tensor
+    position: Tensor
+    seed: Tensor
+    new_length: Tensor = 0
+    remaining: Tensor = 0
+    end_ids: tuple[int, ...] = ()
+    copies: int = 1
+    unconditional: Tensor | None = None
+
+    @property
+    def length(self) -> Tensor:
+        """(B, 1) or (1, 1), int32, the number of tokens so far, prompt included."""
+        return ops.sum(ops.cast(self.written, "int32"), axis=1, keepdims=True)
+
+
+class Task(NamedTuple):
+    """The lengths, end tokens and seed of one run of the loop.
+
+    Attributes:
+        batch: int or scalar tensor, number of rows (B).
+        length: int, number of columns of the result, including prompt and padding (T).
+        first: int, the column of the last token of the prompt.
+        end_ids: tuple of the tokens that end a row.
+        limit: (B,), int32, number of columns that each row may use, including left padding; None:
+            all T.
+        padding: (B,), int32, number of padding columns before each row's prompt; optional.
+        score: bool, whether log-probabilities are summed.
+        seed: (2,), int32, for strategies that sample; optional.
+        copies: int, the number of consecutive rows that belong to one row of the inputs.
+        pad_id: int, the token of the columns after the end of a row.
+        sources: dict of the model's inputs by name, without the stepped one.
+        unconditional: (B * width, V), float32, in a step the logits after the empty prompt of a
+            `processors.Guidance`; otherwise None.
+
+    >>> from keras_tfm.generation.strategies import Task
+    >>> task = Task(1, 4, 0, (7,), None, None, False, None)
+    >>> task.is_end([[7, 3]]).numpy().tolist(), task.is_written(1).numpy().tolist()
+    ([[True, False]], [[True, True, False, False]])
+    """
+
+    batch: Size
+    length: int
+    first: int
+    end_ids: tuple[int, ...]
+    limit: Tensor | None
+    padding: Tensor | None
+    score: bool
+    seed: Tensor | None
+    pad_id: int = 0
+    copies: int = 1
+    sources: Mapping[str, Tensor] = MappingProxyType({})
+    unconditional: Tensor | None = None
+
+    @property
+    def can_end(self) -> bool:
+        """Whether a row may end before the last column."""
+        return bool(self.end_ids) or self.limit is not None
+
+    def sequences(self, prompt: Tensor) -> Tensor:
+        """A prompt (B, P) followed by padding: (B, T), int32, the tokens that `start` takes."""
+        tokens = ops.full((self.batch, self.length), self.pad_id, dtype="int32")
+        return ops.slice_update(tokens, (0, 0), prompt)
+
+    def is_written(self, position: Tensor) -> Tensor:
+        """The columns that hold a token when `position` is the last: (1 | B, T), boolean."""
+        columns = ops.expand_dims(ops.arange(self.length, dtype="int32"), 0)
+        written = ops.less_equal(columns, position)
+        if self.padding is not None:
+            written = ops.logical_and(
+                written, ops.greater_equal(columns, ops.expand_dims(self.padding, 1))
+            )
+        return written
+
+    def context(self, tokens: Tensor, position: Tensor, seed: Tensor | None = None) -> Context:
+        """The context of a step.
+
+        Args:
+            tokens: (B, T), or (B, n, T) with n hypotheses, which become B * n rows.
+            position: () int32, the column of the last token.
+            seed: (2,), int32, the seed of the step; optional.
+        """
+        written, remaining = self.is_written(position), self.limits - 1 - position
+        copies = self.copies
+        if len(tokens.shape) == 3:
+            n = tokens.shape[1]
+            copies *= n
+            tokens = ops.reshape(tokens, (-1, self.length))
+            written = written if self.padding is None else ops.repeat(written, n, axis=0)
+            remaining = remaining if self.limit is None else ops.repeat(remaining, n, axis=0)
+        return Context(
+            tokens,
+            written,
+            position,
+            seed,
+            position - self.first,
+            remaining,
+            self.end_ids,
+            copies,
+            self.unconditional,
+        )
+
+    @property
+    def limits(self) -> Tensor:
+        """The number of columns that each row may use, at most T: (B, 1) or (1, 1), int32."""
+        if self.limit is None:
+            return ops.full((1, 1), self.length, dtype="int32")
+        return ops.expand_dims(ops.minimum(self.limit, self.length), 1)
+
+    def is_end(self, tokens: Tensor) -> Tensor:
+        """Which tokens end a row: boolean, with the shape of `tokens`."""
+        ends = ops.zeros_like(tokens, dtype="bool")
+        for end_id in self.end_ids:
+            ends = ops.logical_or(ends, ops.equal(tokens, end_id))
+        return ends
+
+    def is_full(self, columns: Tensor) -> Tensor:
+        """Whether a row that uses this many columns is at its limit: boolean, (B,) or ()."""
+        limit = self.length if self.limit is None else ops.squeeze(self.limits, 1)
+        return ops.greater_equal(columns, limit)
+
+    def still_running(self, running: Tensor, token: Tensor, columns: Tensor) -> Tensor:
+        """Which rows continue after `token`.
+
+        Args:
+            running: (B, n), int32, 1 for rows that had not ended before `token`; n is 1, or the
+                number of tokens that are considered at once.
+            token: (B, n), int32, the new tokens.
+            columns: int32, () or (1, n), number of columns that rows use, including `token`.
+
+        Returns:
+            (B, n), int32, 1 for rows that have not ended, 0 for others.
+        """
+        # Products of integers: XNNPACK has no operator for booleans.
+        for end_id in self.end_ids:
+            running = running * ops.cast(ops.not_equal(token, end_id), "int32")
+        if self.limit is not None:
+            full = ops.greater_equal(columns, self.limits)
+            running = running * (1 - ops.cast(full, "int32"))
+        return running
+
+    def pad_ended(self, token: Tensor, running: Tensor) -> Tensor:
+        """`token` where a row is running (1), the padding token where it has ended (0)."""
+        token = token * running
+        return token + self.pad_id * (1 - running) if self.pad_id else token
+
 
 # A function of logits (B, V), float32, and a context that returns logits (B, V).
 LogitsProcessor = Callable[[Tensor, Context], Tensor]
