@@ -100,8 +100,12 @@ SMALL = {"dim": 8, "num_layers": 2, "num_heads": 2, "intermediate_dim": 16}
             lambda: models.sequence_classifier(models.t5(11, **SMALL), 3, pooling="mean"),
             r"head 'sequence_classifier' must be .*\], got a model with decoder and Head",
         ),
+        (
+            lambda: models.sequence_classifier(models.bart(11, **SMALL), 3, pooling="mean"),
+            r"a bart checkpoint with the head 'sequence_classifier' must be .*got a model with dec",
+        ),
     ],
-    ids=["transformer", "activation", "width", "weight", "encoder-decoder"],
+    ids=["transformer", "activation", "width", "weight", "t5", "bart"],
 )
 def test_what_transformers_has_no_place_for_is_not_saved(make, message, tmp_path):
     with pytest.raises(ValueError, match=message):

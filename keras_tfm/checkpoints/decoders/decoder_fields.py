@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Config, Fields
 from keras_tfm.checkpoints.encoders.bert import label_fields, saved_pad_id
 from keras_tfm.checkpoints.family import Architecture
@@ -104,12 +105,10 @@ def classifier_fields(model: models.Model, architecture: str) -> Fields:
     return fields
 
 
-def token_classifier(model: models.Model, config: Config) -> models.Model:
-    """The model with the classifier of tokens that most decoder-only families share."""
-    dropout = config.number("classifier_dropout", None, 1)
-    if dropout is None:
-        dropout = config.number("hidden_dropout", 0.1, 1)
-    return models.token_classifier(model, config.num_labels, dropout, labels=config.labels)
+def _token_dropout(config: Config) -> float:
+    """The dropout rate of the classifier of tokens that most decoder-only families share."""
+    rate = config.number("classifier_dropout", None, 1)
+    return config.number("hidden_dropout", 0.1, 1) if rate is None else rate
 
 
 def classifier_rows(model: models.Model, of_tokens: str = "classifier") -> tuple[Row, ...]:
@@ -145,31 +144,21 @@ def architectures(
         answers: str, the prefix of names in files of the class for question answering; None: there
             is none.
     """
-    heads = {
+    found = {
         language_model or f"{name}ForCausalLM": Architecture(kind="language_model"),
-        f"{name}Model": Architecture(lambda model, config: models.backbone(model)),
+        f"{name}Model": heads.backbone(),
     }
     if classifies_texts:
-        heads[f"{name}ForSequenceClassification"] = Architecture(
-            lambda model, config: models.sequence_classifier(
-                model, config.num_labels, dropout=0.0, labels=config.labels, pooling="last"
-            ),
-            "sequence_classifier",
-            {"pooling": "last"},
-            ("score.",),
-        )
+        found[f"{name}ForSequenceClassification"] = heads.sequence_classifier("last", "score.")
     if classifies_tokens:
-        heads[f"{name}ForTokenClassification"] = Architecture(
-            token_classifier, "token_classifier", prefixes=(f"{of_tokens}.",)
+        found[f"{name}ForTokenClassification"] = heads.token_classifier(
+            f"{of_tokens}.", dropout=_token_dropout
         )
     if answers is not None:
-        heads[f"{name}ForQuestionAnswering"] = Architecture(
-            lambda model, config: models.question_answering(model),
-            "question_answering",
-            prefixes=("qa_outputs.",),
-            prefix=answers,
+        found[f"{name}ForQuestionAnswering"] = heads.question_answering(
+            "qa_outputs.", prefix=answers
         )
-    return heads
+    return found
 
 
 def check_heads(model: models.Model, kind: str) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -181,32 +182,21 @@ def _fields(model: models.Model, architecture: str) -> Fields:
     return fields
 
 
-def _architectures(name: str, logits: str, heads: bool, buffers: bool) -> dict[str, Architecture]:
+def _architectures(name: str, logits: str, others: bool, buffers: bool) -> dict[str, Architecture]:
     found = {
         f"{name}{logits}": Architecture(
-            kind="language_model",
-            prefixes=("final_logits_bias",) if buffers else (),
+            kind="language_model", prefixes=("final_logits_bias",) if buffers else ()
         ),
-        f"{name}Model": Architecture(lambda model, config: models.backbone(model)),
+        f"{name}Model": heads.backbone(),
     }
-    if heads:
-        found[f"{name}ForSequenceClassification"] = Architecture(
-            lambda model, config: models.sequence_classifier(
-                model,
-                config.num_labels,
-                config.number("classifier_dropout", 0.0, 1),
-                labels=config.labels,
-            ),
-            "sequence_classifier",
-            prefixes=("classification_head.",),
+    if others:
+        found[f"{name}ForSequenceClassification"] = heads.sequence_classifier(
+            "first",
+            "classification_head.",
+            dropout=lambda config: config.number("classifier_dropout", 0.0, 1),
             decoder=True,
         )
-        found[f"{name}ForQuestionAnswering"] = Architecture(
-            lambda model, config: models.question_answering(model),
-            "question_answering",
-            prefixes=("qa_outputs.",),
-            decoder=True,
-        )
+        found[f"{name}ForQuestionAnswering"] = heads.question_answering("qa_outputs.", decoder=True)
     return found
 
 
@@ -254,7 +244,7 @@ def _family(
             buffers=buffers,
         ),
         fields=_fields,
-        architectures=_architectures(name, logits, heads=learned, buffers=buffers),
+        architectures=_architectures(name, logits, others=learned, buffers=buffers),
         constants=(lambda model: {}) if learned or not buffers else _sinusoids,
         names=Names(
             prefix="model.",

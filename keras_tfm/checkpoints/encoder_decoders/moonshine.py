@@ -3,6 +3,7 @@
 import copy
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders.rope import partial_rope_fields, read_partial_rope
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -170,7 +171,7 @@ MOONSHINE = Family(
     fields=_fields,
     architectures={
         "MoonshineForConditionalGeneration": Architecture(kind="language_model"),
-        "MoonshineModel": Architecture(lambda model, config: models.backbone(model)),
+        "MoonshineModel": heads.backbone(),
     },
     names=Names(prefix="model.", aliases={"proj_out.weight": "decoder.embed_tokens.weight"}),
     aliases={

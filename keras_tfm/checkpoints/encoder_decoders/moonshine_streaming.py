@@ -3,6 +3,7 @@
 from typing import Any
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders.decoder_fields import is_tied
 from keras_tfm.checkpoints.decoders.rope import partial_rope_fields, read_partial_rope
@@ -215,7 +216,7 @@ MOONSHINE_STREAMING = Family(
     fields=_fields,
     architectures={
         "MoonshineStreamingForConditionalGeneration": Architecture(kind="language_model"),
-        "MoonshineStreamingModel": Architecture(lambda model, config: models.backbone(model)),
+        "MoonshineStreamingModel": heads.backbone(),
     },
     names=Names(prefix="model.", aliases={"proj_out.weight": "decoder.embed_tokens.weight"}),
     preprocessor=save_preprocessor,

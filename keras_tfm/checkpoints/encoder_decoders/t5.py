@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import (
     ACTIVATIONS,
     Arguments,
@@ -131,41 +132,20 @@ def _arguments(config: Config, named: Named, own: Arguments, defaults: Fields) -
 def _architectures(name: str) -> dict[str, Architecture]:
     return {
         f"{name}ForConditionalGeneration": Architecture(
-            kind="language_model",
-            prefixes=("decoder.",),
-            prefix="",
+            kind="language_model", prefixes=("decoder.",), prefix=""
         ),
-        f"{name}Model": Architecture(
-            lambda model, config: models.backbone(model),
-            prefixes=("decoder.",),
-            prefix="",
-        ),
+        f"{name}Model": heads.backbone("decoder.", prefix=""),
         f"{name}EncoderModel": Architecture(
             lambda model, config: models.encoder(model), "encoder", prefix=""
         ),
-        f"{name}ForSequenceClassification": Architecture(
-            lambda model, config: models.sequence_classifier(
-                model, config.num_labels, _classifier_dropout(config), labels=config.labels
-            ),
-            "sequence_classifier",
-            {"pooling": "first"},
-            prefixes=("decoder.", "classification_head."),
-            decoder=True,
+        f"{name}ForSequenceClassification": heads.sequence_classifier(
+            "first", "decoder.", "classification_head.", dropout=_classifier_dropout, decoder=True
         ),
-        f"{name}ForTokenClassification": Architecture(
-            lambda model, config: models.token_classifier(
-                model, config.num_labels, _classifier_dropout(config), labels=config.labels
-            ),
-            "token_classifier",
-            prefixes=("classifier.",),
-            decoder=False,
+        f"{name}ForTokenClassification": heads.token_classifier(
+            "classifier.", dropout=_classifier_dropout, decoder=False
         ),
-        f"{name}ForQuestionAnswering": Architecture(
-            lambda model, config: models.question_answering(model),
-            "question_answering",
-            prefixes=("decoder.", "qa_outputs."),
-            decoder=True,
-            prefix="",
+        f"{name}ForQuestionAnswering": heads.question_answering(
+            "decoder.", "qa_outputs.", decoder=True, prefix=""
         ),
     }
 

@@ -1,6 +1,7 @@
 """Whisper checkpoints: tensor names, configuration and special tokens."""
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.encoder_decoders.bart import ALIASES
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -171,7 +172,7 @@ WHISPER = Family(
     fields=_fields,
     architectures={
         "WhisperForConditionalGeneration": Architecture(kind="language_model"),
-        "WhisperModel": Architecture(lambda model, config: models.backbone(model)),
+        "WhisperModel": heads.backbone(),
     },
     names=Names(prefix="model.", aliases={"proj_out.weight": "decoder.embed_tokens.weight"}),
     aliases={**ALIASES, "num_key_value_heads": "encoder_attention_heads"},

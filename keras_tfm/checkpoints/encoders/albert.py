@@ -1,6 +1,7 @@
 """ALBERT checkpoints: tensor names, configuration and heads."""
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.encoders.bert import classifiers, encoder_arguments, encoder_fields
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -55,18 +56,10 @@ def _dropout(config: Config) -> float | None:
 
 ARCHITECTURES = {
     "AlbertModel": Architecture(prefixes=("pooler.",)),
-    "AlbertForPreTraining": Architecture(
-        lambda model, config: models.masked_language_model(model, next_sentence=True),
-        "masked_language_model",
-        {"next_sentence": True},
-        ("pooler.", "predictions.", "sop_classifier."),
+    "AlbertForPreTraining": heads.masked_language_model(
+        "pooler.", "predictions.", "sop_classifier.", next_sentence=True
     ),
-    "AlbertForMaskedLM": Architecture(
-        lambda model, config: models.masked_language_model(model),
-        "masked_language_model",
-        {"next_sentence": False},
-        ("predictions.",),
-    ),
+    "AlbertForMaskedLM": heads.masked_language_model("predictions."),
     **classifiers("Albert", ("pooler.", "classifier."), _dropout, _dropout),
 }
 

@@ -1,8 +1,7 @@
 """BERT checkpoints: tensor names, configuration and heads."""
 
-from collections.abc import Callable
-
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -124,55 +123,35 @@ def classifier_dropout(config: Config) -> float | None:
 def classifiers(
     name: str,
     prefixes: tuple[str, ...],
-    dropout: Callable[[Config], float | None] = classifier_dropout,
-    token_dropout: Callable[[Config], float | None] = classifier_dropout,
+    dropout: heads.Rate = classifier_dropout,
+    token_dropout: heads.Rate = classifier_dropout,
 ) -> dict[str, Architecture]:
     """The classes of a family for classes of texts and of tokens, and for question answering.
 
     Args:
         name: str, the first part of their names.
         prefixes: those of the tensors of the classifier of texts.
-        dropout, token_dropout: functions that read the dropout rates of the two classifiers.
+        dropout, token_dropout: the dropout rates of the two classifiers, or functions that read
+            them.
     """
     return {
-        f"{name}ForSequenceClassification": Architecture(
-            lambda model, config: models.sequence_classifier(
-                model, config.num_labels, dropout(config), labels=config.labels
-            ),
-            "sequence_classifier",
-            {"pooling": "first"},
-            prefixes,
+        f"{name}ForSequenceClassification": heads.sequence_classifier(
+            "first", *prefixes, dropout=dropout
         ),
-        f"{name}ForTokenClassification": Architecture(
-            lambda model, config: models.token_classifier(
-                model, config.num_labels, token_dropout(config), labels=config.labels
-            ),
-            "token_classifier",
-            prefixes=("classifier.",),
+        f"{name}ForTokenClassification": heads.token_classifier(
+            "classifier.", dropout=token_dropout
         ),
-        f"{name}ForQuestionAnswering": Architecture(
-            lambda model, config: models.question_answering(model),
-            "question_answering",
-            prefixes=("qa_outputs.",),
-        ),
+        f"{name}ForQuestionAnswering": heads.question_answering("qa_outputs."),
     }
 
 
 _MASKED, _NEXT = "cls.predictions.", "cls.seq_relationship."
 ARCHITECTURES = {
     "BertModel": Architecture(prefixes=("pooler.",)),
-    "BertForPreTraining": Architecture(
-        lambda model, config: models.masked_language_model(model, next_sentence=True),
-        "masked_language_model",
-        {"next_sentence": True},
-        ("pooler.", _MASKED, _NEXT),
+    "BertForPreTraining": heads.masked_language_model(
+        "pooler.", _MASKED, _NEXT, next_sentence=True
     ),
-    "BertForMaskedLM": Architecture(
-        lambda model, config: models.masked_language_model(model),
-        "masked_language_model",
-        {"next_sentence": False},
-        (_MASKED,),
-    ),
+    "BertForMaskedLM": heads.masked_language_model(_MASKED),
     "BertForNextSentencePrediction": Architecture(
         lambda model, config: models.next_sentence(model),
         "next_sentence",

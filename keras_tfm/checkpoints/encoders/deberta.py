@@ -1,6 +1,7 @@
 """DeBERTa v2 and v3 checkpoints: tensor names, configuration and heads."""
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.encoders.bert import check_tied, classifiers, encoder_fields, read_pad_id
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -131,17 +132,12 @@ def _has_relative_norm(config: Config, relative: bool) -> bool:
 
 ARCHITECTURES = {
     "DebertaV2Model": Architecture(),
-    "DebertaV2ForMaskedLM": Architecture(
-        lambda model, config: models.masked_language_model(model),
-        "masked_language_model",
-        {"next_sentence": False},
-        (f"{_HEAD}.",),
-    ),
+    "DebertaV2ForMaskedLM": heads.masked_language_model(f"{_HEAD}."),
     **classifiers(
         "DebertaV2",
         ("pooler.", "classifier."),
         dropout=lambda config: config.number("cls_dropout", None, 1),
-        token_dropout=lambda config: None,
+        token_dropout=None,
     ),
 }
 

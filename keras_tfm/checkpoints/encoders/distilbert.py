@@ -1,6 +1,7 @@
 """DistilBERT checkpoints: tensor names, configuration and heads."""
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.encoders.bert import (
     check_tied,
@@ -54,16 +55,12 @@ def _arguments(config: Config, named: Named) -> Arguments:
 
 ARCHITECTURES = {
     "DistilBertModel": Architecture(),
-    "DistilBertForMaskedLM": Architecture(
-        lambda model, config: models.masked_language_model(model),
-        "masked_language_model",
-        prefixes=("vocab_transform.",),
-    ),
+    "DistilBertForMaskedLM": heads.masked_language_model("vocab_transform."),
     **classifiers(
         "DistilBert",
         ("pre_classifier.", "classifier."),
         dropout=lambda config: config.number("seq_classif_dropout", 0.2, 1),
-        token_dropout=lambda config: None,
+        token_dropout=None,
     ),
 }
 

@@ -1,6 +1,7 @@
 """ELECTRA checkpoints, generators and discriminators: tensor names, configuration and heads."""
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.encoders.bert import (
     ENCODER,
@@ -50,11 +51,7 @@ ARCHITECTURES = {
         "replaced_token_detection",
         prefixes=("discriminator_predictions.",),
     ),
-    "ElectraForMaskedLM": Architecture(
-        lambda model, config: models.masked_language_model(model, activation="gelu"),
-        "masked_language_model",
-        prefixes=("generator_predictions.",),
-    ),
+    "ElectraForMaskedLM": heads.masked_language_model("generator_predictions.", activation="gelu"),
     **classifiers("Electra", ("classifier.", "classifier.dense.")),
 }
 

@@ -1,6 +1,7 @@
 """EuroBERT checkpoints: Llama's tensors, without causality, and heads of their own."""
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders import llama
 from keras_tfm.checkpoints.decoders.decoder_fields import check_heads, check_saved, read_pad_id
@@ -58,21 +59,11 @@ def _masked_language_model(model: models.Model, config: Config) -> models.Model:
 
 ARCHITECTURES = {
     _MASKED: Architecture(_masked_language_model, "language_model"),
-    "EuroBertModel": Architecture(lambda model, config: models.backbone(model)),
-    "EuroBertForSequenceClassification": Architecture(
-        lambda model, config: models.sequence_classifier(
-            model, config.num_labels, 0.0, labels=config.labels, pooling=_pooling(config)
-        ),
-        "sequence_classifier",
-        prefixes=("dense.", "classifier."),
+    "EuroBertModel": heads.backbone(),
+    "EuroBertForSequenceClassification": heads.sequence_classifier(
+        _pooling, "dense.", "classifier."
     ),
-    "EuroBertForTokenClassification": Architecture(
-        lambda model, config: models.token_classifier(
-            model, config.num_labels, 0.0, labels=config.labels
-        ),
-        "token_classifier",
-        prefixes=("classifier.",),
-    ),
+    "EuroBertForTokenClassification": heads.token_classifier("classifier."),
 }
 
 

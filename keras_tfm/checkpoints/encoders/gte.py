@@ -1,10 +1,11 @@
 """GTE checkpoints (gte-multilingual): tensor names, configuration and heads."""
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.decoders.decoder_fields import check_saved
 from keras_tfm.checkpoints.encoders.nomic_bert import architectures, shared_arguments, shared_fields
-from keras_tfm.checkpoints.family import Architecture, Family
+from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
 from keras_tfm.checkpoints.transforms import ValueFirst
@@ -84,15 +85,7 @@ GTE = Family(
     table=lambda model: TABLE,
     arguments=_arguments,
     fields=_fields,
-    architectures=architectures(
-        "Gte",
-        Architecture(
-            lambda model, config: models.masked_language_model(model, activation="gelu"),
-            "masked_language_model",
-            {"next_sentence": False},
-            ("lm_head.",),
-        ),
-    ),
+    architectures=architectures("Gte", heads.masked_language_model("lm_head.", activation="gelu")),
     is_of=lambda model: model.arguments["attention_bias"],
     names=Names(
         prefix="gte.",

@@ -5,6 +5,7 @@ import re
 import numpy as np
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, dropout_rate
 from keras_tfm.checkpoints.encoders.bert import (
     ARCHITECTURES,
@@ -13,7 +14,7 @@ from keras_tfm.checkpoints.encoders.bert import (
     encoder_fields,
     has_pooler,
 )
-from keras_tfm.checkpoints.family import Architecture, Family
+from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
 
@@ -109,11 +110,8 @@ def _arguments(config: Config, named: Named) -> Arguments:
 
 _ARCHITECTURES = {
     **{name.replace("Bert", "MobileBert"): x for name, x in ARCHITECTURES.items()},
-    "MobileBertForMultipleChoice": Architecture(
-        lambda model, config: models.multiple_choice(model, classifier_dropout(config)),
-        "multiple_choice",
-        {"pooling": "first"},
-        prefixes=("pooler.", "classifier."),
+    "MobileBertForMultipleChoice": heads.multiple_choice(
+        "first", "pooler.", "classifier.", dropout=classifier_dropout
     ),
 }
 

@@ -1,6 +1,7 @@
 """Checkpoints of ModernBERT, encoder and decoder: tensor names, configuration and heads."""
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     FULL,
@@ -114,44 +115,17 @@ def _dropout(config: Config) -> float:
     return classifier_dropout(config) or 0.0
 
 
+# The prefixes of the tensors of a classifier.
+_CLASSIFIER = ("head.", "classifier.")
 ARCHITECTURES = {
     "ModernBertModel": Architecture(),
-    "ModernBertForMaskedLM": Architecture(
-        lambda model, config: models.masked_language_model(model),
-        "masked_language_model",
-        {"next_sentence": False},
-        ("head.", "decoder."),
+    "ModernBertForMaskedLM": heads.masked_language_model("head.", "decoder."),
+    "ModernBertForSequenceClassification": heads.sequence_classifier(
+        _pooling, *_CLASSIFIER, dropout=_dropout
     ),
-    "ModernBertForSequenceClassification": Architecture(
-        lambda model, config: models.sequence_classifier(
-            model,
-            config.num_labels,
-            _dropout(config),
-            labels=config.labels,
-            pooling=_pooling(config),
-        ),
-        "sequence_classifier",
-        prefixes=("head.", "classifier."),
-    ),
-    "ModernBertForTokenClassification": Architecture(
-        lambda model, config: models.token_classifier(
-            model, config.num_labels, _dropout(config), labels=config.labels
-        ),
-        "token_classifier",
-        prefixes=("head.", "classifier."),
-    ),
-    "ModernBertForQuestionAnswering": Architecture(
-        lambda model, config: models.question_answering(model),
-        "question_answering",
-        prefixes=("head.", "classifier."),
-    ),
-    "ModernBertForMultipleChoice": Architecture(
-        lambda model, config: models.multiple_choice(
-            model, _dropout(config), pooling=_pooling(config)
-        ),
-        "multiple_choice",
-        prefixes=("head.", "classifier."),
-    ),
+    "ModernBertForTokenClassification": heads.token_classifier(*_CLASSIFIER, dropout=_dropout),
+    "ModernBertForQuestionAnswering": heads.question_answering(*_CLASSIFIER),
+    "ModernBertForMultipleChoice": heads.multiple_choice(_pooling, *_CLASSIFIER, dropout=_dropout),
 }
 
 
@@ -305,14 +279,9 @@ MODERNBERT_DECODER = Family(
     fields=_decoder_fields,
     architectures={
         "ModernBertDecoderForCausalLM": Architecture(kind="language_model", prefixes=("lm_head.",)),
-        "ModernBertDecoderModel": Architecture(lambda model, config: models.backbone(model)),
-        "ModernBertDecoderForSequenceClassification": Architecture(
-            lambda model, config: models.sequence_classifier(
-                model, config.num_labels, _dropout(config), labels=config.labels, pooling="last"
-            ),
-            "sequence_classifier",
-            {"pooling": "last"},
-            ("head.", "classifier."),
+        "ModernBertDecoderModel": heads.backbone(),
+        "ModernBertDecoderForSequenceClassification": heads.sequence_classifier(
+            "last", *_CLASSIFIER, dropout=_dropout
         ),
     },
     names=Names(prefix="model.", aliases={"decoder.weight": _EMBEDDING}),

@@ -1,6 +1,7 @@
 """MPNet checkpoints: tensor names, configuration and heads."""
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, dropout_rate
 from keras_tfm.checkpoints.encoders.bert import (
     classifier_dropout,
@@ -8,7 +9,7 @@ from keras_tfm.checkpoints.encoders.bert import (
     encoder_fields,
 )
 from keras_tfm.checkpoints.encoders.roberta import architectures, head_rows
-from keras_tfm.checkpoints.family import Architecture, Family
+from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
 from keras_tfm.models.encoders.mpnet import FIRST_POSITION
@@ -77,12 +78,7 @@ MPNET = Family(
     fields=_fields,
     architectures={
         **architectures("MPNet"),
-        _CHOICE: Architecture(
-            lambda model, config: models.multiple_choice(model, classifier_dropout(config)),
-            "multiple_choice",
-            {"pooling": "first"},
-            prefixes=("classifier.",),
-        ),
+        _CHOICE: heads.multiple_choice("first", "classifier.", dropout=classifier_dropout),
     },
     names=Names(
         prefix="mpnet.",

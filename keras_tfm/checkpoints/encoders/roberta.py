@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.encoders.bert import (
     ENCODER,
@@ -55,11 +56,7 @@ def architectures(name: str) -> dict[str, Architecture]:
     """
     return {
         f"{name}Model": Architecture(),
-        f"{name}ForMaskedLM": Architecture(
-            lambda model, config: models.masked_language_model(model, activation="gelu"),
-            "masked_language_model",
-            prefixes=("lm_head.",),
-        ),
+        f"{name}ForMaskedLM": heads.masked_language_model("lm_head.", activation="gelu"),
         **classifiers(name, ("classifier.", "classifier.dense.")),
     }
 

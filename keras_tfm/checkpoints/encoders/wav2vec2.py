@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.encoder_decoders.moonshine import save_preprocessor
 from keras_tfm.checkpoints.encoders.bert import label_fields
@@ -291,13 +292,8 @@ def _architectures(name: str) -> dict[str, Architecture]:
     return {
         f"{name}ForCTC": Architecture(_recogniser, "ctc_classifier", prefixes=("lm_head.",)),
         f"{name}Model": Architecture(),
-        f"{name}ForSequenceClassification": Architecture(
-            lambda model, config: models.sequence_classifier(
-                model, config.num_labels, 0.0, labels=config.labels, pooling="mean"
-            ),
-            "sequence_classifier",
-            {"pooling": "mean"},
-            prefixes=("projector.", "classifier."),
+        f"{name}ForSequenceClassification": heads.sequence_classifier(
+            "mean", "projector.", "classifier."
         ),
     }
 
@@ -310,13 +306,7 @@ WAV2VEC2 = Family(
     fields=_fields,
     architectures={
         **_architectures("Wav2Vec2"),
-        "Wav2Vec2ForAudioFrameClassification": Architecture(
-            lambda model, config: models.token_classifier(
-                model, config.num_labels, 0.0, labels=config.labels
-            ),
-            "token_classifier",
-            prefixes=("classifier.",),
-        ),
+        "Wav2Vec2ForAudioFrameClassification": heads.token_classifier("classifier."),
     },
     is_of=lambda model: not model.arguments["hubert"],
     names=Names(

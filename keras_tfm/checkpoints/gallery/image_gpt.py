@@ -3,6 +3,7 @@
 from functools import partial
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.decoders.gpt import ALIASES
 from keras_tfm.checkpoints.encoders.bert import label_fields
@@ -80,15 +81,8 @@ IMAGE_GPT = Family(
         "ImageGPTForCausalImageModeling": Architecture(
             kind="language_model", prefixes=("lm_head.",)
         ),
-        "ImageGPTModel": Architecture(lambda model, config: models.backbone(model)),
-        _CLASSIFIER: Architecture(
-            lambda model, config: models.sequence_classifier(
-                model, config.num_labels, dropout=0.0, labels=config.labels, pooling="mean"
-            ),
-            "sequence_classifier",
-            {"pooling": "mean"},
-            ("score.",),
-        ),
+        "ImageGPTModel": heads.backbone(),
+        _CLASSIFIER: heads.sequence_classifier("mean", "score."),
     },
     names=Names(
         prefix="transformer.",

@@ -1,6 +1,7 @@
 """DETR checkpoints: tensor names, configuration and heads."""
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.encoder_decoders.bart import ALIASES
 from keras_tfm.checkpoints.encoders.bert import label_fields
@@ -165,7 +166,7 @@ DETR = Family(
     arguments=_arguments,
     fields=_fields,
     architectures={
-        "DetrModel": Architecture(lambda model, config: models.backbone(model)),
+        "DetrModel": heads.backbone(),
         "DetrForObjectDetection": Architecture(
             kind="object_detector",
             prefixes=("class_labels_classifier.", "bbox_predictor."),

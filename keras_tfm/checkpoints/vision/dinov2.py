@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -12,7 +13,6 @@ from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
 from keras_tfm.checkpoints.vision.vit import (
     NEW_ATTENTION,
-    classifier,
     embedding_rows,
     vision_arguments,
     vision_fields,
@@ -128,12 +128,7 @@ DINOV2 = Family(
     fields=fields,
     architectures={
         "Dinov2Model": Architecture(),
-        "Dinov2ForImageClassification": Architecture(
-            lambda model, config: classifier(model, config, "first_and_mean"),
-            "image_classifier",
-            {"pooling": "first_and_mean"},
-            prefixes=("classifier.",),
-        ),
+        "Dinov2ForImageClassification": heads.image_classifier("first_and_mean", "classifier."),
     },
     is_of=lambda model: _is_dinov2(model) and not _of_registers(model),
     # Training with masked patches is not supported, so the token for them is left out.

@@ -3,13 +3,13 @@
 import numpy as np
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.image_settings import image_statistics
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, batch_norm, convolution, dense
-from keras_tfm.checkpoints.vision.vit import classifier
 
 
 def grid_rows(given: Arguments, prefix: str = "") -> tuple[Row, ...]:
@@ -121,12 +121,7 @@ RESNET = Family(
     fields=_fields,
     architectures={
         "ResNetModel": Architecture(),
-        "ResNetForImageClassification": Architecture(
-            lambda model, config: classifier(model, config, "mean"),
-            "image_classifier",
-            {"pooling": "mean"},
-            prefixes=("classifier.",),
-        ),
+        "ResNetForImageClassification": heads.image_classifier("mean", "classifier."),
     },
     names=Names(prefix="resnet.", ignored=(r".*\.num_batches_tracked",)),
     constants=_batches,

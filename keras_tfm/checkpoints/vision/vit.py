@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from keras_tfm import models
+from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -155,12 +156,7 @@ VIT = Family(
     fields=_fields,
     architectures={
         "ViTModel": Architecture(),
-        "ViTForImageClassification": Architecture(
-            lambda model, config: classifier(model, config, "first"),
-            "image_classifier",
-            {"pooling": "first"},
-            prefixes=("classifier.",),
-        ),
+        "ViTForImageClassification": heads.image_classifier("first", "classifier."),
     },
     is_of=lambda model: _is_vit(model) and not model.arguments["distillation_token"],
     names=Names(prefix="vit.", ignored=(r"embeddings\.mask_token",), renamed=NEW_NAMES),
@@ -170,17 +166,9 @@ DEIT = replace(
     model_type="deit",
     architectures={
         "DeiTModel": Architecture(),
-        "DeiTForImageClassification": Architecture(
-            lambda model, config: classifier(model, config, "first"),
-            "image_classifier",
-            {"pooling": "first"},
-            prefixes=("classifier.",),
-        ),
-        "DeiTForImageClassificationWithTeacher": Architecture(
-            lambda model, config: classifier(model, config, "distilled"),
-            "image_classifier",
-            {"pooling": "distilled"},
-            prefixes=("cls_classifier.", "distillation_classifier."),
+        "DeiTForImageClassification": heads.image_classifier("first", "classifier."),
+        "DeiTForImageClassificationWithTeacher": heads.image_classifier(
+            "distilled", "cls_classifier.", "distillation_classifier."
         ),
     },
     is_of=lambda model: _is_vit(model) and model.arguments["distillation_token"],
