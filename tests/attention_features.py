@@ -21,7 +21,7 @@ from keras_tfm.layers import (
     RotaryEmbedding,
     YaRNScaling,
 )
-from keras_tfm.layers.positions.coordinates import Positions
+from keras_tfm.layers.positions.attention_position import Positions
 
 # Every part that `position=` takes, in the forms that differ. Short reaches, so that a few
 # positions meet the clipping and the logarithmic buckets; short wavelengths, so that every pair

@@ -110,7 +110,6 @@ REASONS = {
     "keras_tfm.export.verification.loop_logits": _FILE,
     "keras_tfm.export.signatures.make": _FILE,
     "keras_tfm.export.signatures.stepped": _FILE,
-    "keras_tfm.export.signatures.stream": _FILE,
     "keras_tfm.export.signatures.text": _FILE,
     "keras_tfm.export.verification.rows": _FILE,
     "keras_tfm.generation.source_model": "ModelStream has the example",

@@ -15,10 +15,9 @@ from keras_tfm.export.checkpoints import accept_checkpoints, check_no_peft
 from keras_tfm.export.graph.adapters import Placeholders, save_adapter, with_effect
 from keras_tfm.export.graph.conversion import ModelGroup, exportable
 from keras_tfm.export.member import make_member
-from keras_tfm.export.memory import warn_if_short
 from keras_tfm.export.pipeline import ONLY, Report, convert_members, passes_of, write_file
 from keras_tfm.export.quantization.precision import quantized_models
-from keras_tfm.export.quantization.presets import Quantization
+from keras_tfm.export.quantization.presets import Quantization, warn_if_short
 from keras_tfm.export.several_models import check_models, make_members
 from keras_tfm.export.signatures.request import (
     ExportArguments,

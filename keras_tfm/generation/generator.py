@@ -10,8 +10,8 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.loop import GenerationLoop, State
-from keras_tfm.generation.position_tables import positions_to_check
 from keras_tfm.generation.preparation import Preparation, Prepared, check_ids, end_ids_of
+from keras_tfm.generation.stepped_model import positions_to_check
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Greedy, Strategy
 from keras_tfm.generation.strategies.beam import IMPOSSIBLE

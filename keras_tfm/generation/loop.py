@@ -8,8 +8,8 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.generation.gather import gather, gather_columns
-from keras_tfm.generation.guidance import GuidedBatch
 from keras_tfm.generation.logits import log_normalizer
+from keras_tfm.generation.processors.guidance import GuidedBatch
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.strategies import Greedy, Strategy, Task
 from keras_tfm.generation.tree import Tree

@@ -17,7 +17,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.generation.interface import interface_of
-from keras_tfm.generation.position_tables import table_length
+from keras_tfm.generation.stepped_model import table_length
 from keras_tfm.layers.types import Tensor
 from keras_tfm.runtime.decoding.placeholders import check_placeholders
 from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD, TokenRows, unpadded_prompts

@@ -42,7 +42,7 @@ from keras_tfm.models.encoders.mpnet import mpnet
 from keras_tfm.models.encoders.nomic_bert import nomic_bert
 from keras_tfm.models.encoders.roberta import roberta
 from keras_tfm.models.encoders.wav2vec2 import wav2vec2
-from keras_tfm.models.features_of import features_of
+from keras_tfm.models.features import features_of
 from keras_tfm.models.gallery.alignment_heads import masked_msa, pair_classifier
 from keras_tfm.models.gallery.dalle import dalle
 from keras_tfm.models.gallery.dvae import dvae, dvae_decoder, dvae_encoder, dvae_parts

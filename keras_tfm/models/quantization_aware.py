@@ -6,7 +6,6 @@ from contextlib import contextmanager
 import keras
 
 from keras_tfm.keras_internals import sublayers
-from keras_tfm.models.dequantize import is_quantized
 from keras_tfm.models.identity import is_functional
 from keras_tfm.models.model import Model
 from keras_tfm.models.quantization.named_layers import named_weights
@@ -15,6 +14,7 @@ from keras_tfm.models.quantization.state import (
     quantization_of,
     set_quantization,
 )
+from keras_tfm.models.with_dtype import is_quantized
 from keras_tfm.runtime.manifest.manifest import CACHES
 
 WIDTHS = ("int8", "int4")

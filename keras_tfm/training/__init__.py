@@ -14,8 +14,7 @@ from keras_tfm.training.losses.draft_loss import DraftLoss
 from keras_tfm.training.losses.region_divergence import RegionKLDivergence
 from keras_tfm.training.losses.sigmoid import SigmoidLoss
 from keras_tfm.training.losses.token_losses import LabelSmoothedCrossEntropy
-from keras_tfm.training.metrics import MaskedAccuracy
-from keras_tfm.training.perplexity import Perplexity
+from keras_tfm.training.metrics import MaskedAccuracy, Perplexity
 from keras_tfm.training.resuming.resume import Resume
 from keras_tfm.training.schedules import LinearSchedule, TransformerSchedule
 from keras_tfm.training.strategies import distribution, is_chief

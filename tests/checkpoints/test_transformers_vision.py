@@ -186,7 +186,7 @@ def test_qwen2_vl_rotates_as_the_layer_does():
     from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen
 
     from keras_tfm.layers import RotaryEmbedding2D
-    from keras_tfm.layers.positions.coordinates import Span
+    from keras_tfm.layers.positions.attention_position import Span
 
     heads, head_dim, rows, columns = 2, 8, 3, 5
     x = np.random.default_rng(0).normal(size=(rows * columns, heads, head_dim)).astype("float32")

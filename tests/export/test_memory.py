@@ -14,7 +14,8 @@ from keras_weights import randomize
 from small_models import decoder_only
 
 from keras_tfm import models
-from keras_tfm.export import export_tflite, memory, pipeline, verify
+from keras_tfm.export import export_tflite, pipeline, verify
+from keras_tfm.export.quantization import presets
 from keras_tfm.export.verification.comparison import ModelOutputs
 
 ROOT = Path(__file__).parents[2]
@@ -78,12 +79,13 @@ def test_a_disk_that_fills_during_the_export(share, exported, tmp_path, monkeypa
 
 def test_too_little_memory_is_said_before_the_conversion(tmp_path, monkeypatch):
     model = decoder_only(num_layers=1)
-    need = memory.memory_needed(model.count_params(), "int8", verify=True)
+    need = presets.memory_needed(model.count_params(), "int8", verify=True)
     assert need == 5 * model.count_params()
     assert (
-        memory.memory_needed(model.count_params(), "int8", verify=False) == 2 * model.count_params()
+        presets.memory_needed(model.count_params(), "int8", verify=False)
+        == 2 * model.count_params()
     )
-    monkeypatch.setattr(memory, "available_memory", lambda: need - 1)
+    monkeypatch.setattr(presets, "available_memory", lambda: need - 1)
 
     def stop(*arguments, **options):
         raise KeyboardInterrupt

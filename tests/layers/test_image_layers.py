@@ -14,7 +14,7 @@ from keras_tfm.layers import (
     PrefixTokens,
     RotaryEmbedding2D,
 )
-from keras_tfm.layers.positions.coordinates import Span
+from keras_tfm.layers.positions.attention_position import Span
 from keras_tfm.layers.positions.position_embedding_2d import bicubic, bilinear
 
 B, H, W, C, D = 2, 11, 8, 3, 5

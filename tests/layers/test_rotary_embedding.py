@@ -28,7 +28,7 @@ from keras_tfm.layers import (
     YaRNScaling,
 )
 from keras_tfm.layers.decoding.scope import columns_of
-from keras_tfm.layers.positions.coordinates import Span
+from keras_tfm.layers.positions.attention_position import Span
 from keras_tfm.layers.target import TARGETS, export_target
 
 # Two float32 products of values of size 3 and their difference, rounded at 6e-8 each.

@@ -7,7 +7,7 @@ import pytest
 from keras import ops
 
 from keras_tfm.layers.decoding.visibility import Branches, visible, visible_context
-from keras_tfm.layers.positions.coordinates import Positions, Span
+from keras_tfm.layers.positions.attention_position import Positions, Span
 
 ROWS, CAPACITY, START = 3, 7, 4
 CACHED = np.array([[1, 1, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 0, 1], [1, 1, 1, 1, 0, 1, 1]], bool)

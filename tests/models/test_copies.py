@@ -15,7 +15,7 @@ from keras_tfm.layers import (
     RelativePositionEmbedding,
     TransformerEncoderBlock,
 )
-from keras_tfm.models.dequantize import dequantize
+from keras_tfm.models.with_dtype import dequantize
 
 SMALL = {"dim": 6, "num_layers": 2, "num_heads": 2, "intermediate_dim": 11}
 IDS = {

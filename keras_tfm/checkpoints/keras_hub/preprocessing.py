@@ -9,8 +9,7 @@ import numpy as np
 
 from keras_tfm.checkpoints.keras_hub.settings import HubPart
 from keras_tfm.generation.interface import interface_of
-from keras_tfm.generation.tokenizers.keras_hub import SAMPLES, is_of_keras_hub
-from keras_tfm.generation.tokenizers.keras_hub_sentence_pieces import set_ends
+from keras_tfm.generation.tokenizers.keras_hub import SAMPLES, is_of_keras_hub, set_ends
 from keras_tfm.generation.tokenizers.tokenizer_forms import Form, form_of
 from keras_tfm.layers.types import Arguments
 from keras_tfm.optional_package import optional_package

@@ -44,10 +44,9 @@ from keras_tfm.export.litertlm.vision import (
     vision_of,
 )
 from keras_tfm.export.member import Images, Member, image_processors, store_tokenizers
-from keras_tfm.export.memory import warn_if_short
 from keras_tfm.export.pipeline import ONLY, Converted, Report, convert_members, write_file
 from keras_tfm.export.quantization.precision import quantized_models
-from keras_tfm.export.quantization.presets import Quantization
+from keras_tfm.export.quantization.presets import Quantization, warn_if_short
 from keras_tfm.export.signatures.make import make_signatures
 from keras_tfm.export.signatures.request import Request, check_keywords, without_mask_warnings
 from keras_tfm.export.verification.verify import Verification

@@ -7,8 +7,7 @@ import keras
 from keras import ops
 
 from keras_tfm.generation.interface import interface_of
-from keras_tfm.generation.position_tables import table_length
-from keras_tfm.generation.stepped_model import SteppedModel
+from keras_tfm.generation.stepped_model import SteppedModel, table_length
 from keras_tfm.generation.strategies.drafts import Choose, Draft, best_tokens
 from keras_tfm.generation.strategies.strategy import Task
 from keras_tfm.layers.decoding.cache import Cache

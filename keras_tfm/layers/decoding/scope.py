@@ -22,7 +22,7 @@ from keras_tfm.layers.decoding.cache import (
 )
 from keras_tfm.layers.decoding.state import Recurrent, State, check_state, make_recurrent_entry
 from keras_tfm.layers.decoding.visibility import Branches, Extended, Visible, real_tokens, visible
-from keras_tfm.layers.positions.coordinates import Span, check_positions
+from keras_tfm.layers.positions.attention_position import Span, check_positions
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Size, Tensor, Window
 

@@ -35,7 +35,7 @@ from keras_tfm.layers.decoding.scope import DecodingScope, StateStep
 from keras_tfm.layers.decoding.state import Recurrent
 from keras_tfm.layers.decoding.visibility import Extended
 from keras_tfm.layers.multi_head_attention import masks
-from keras_tfm.layers.positions.coordinates import Span
+from keras_tfm.layers.positions.attention_position import Span
 from keras_tfm.layers.types import Size, Tensor, Window
 
 

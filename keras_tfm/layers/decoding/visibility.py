@@ -6,7 +6,7 @@ from keras import ops
 
 from keras_tfm.layers.decoding.cache import Entry
 from keras_tfm.layers.multi_head_attention import masks
-from keras_tfm.layers.positions.coordinates import Positions, Span, as_tensor
+from keras_tfm.layers.positions.attention_position import Positions, Span, as_tensor
 from keras_tfm.layers.types import Size, Tensor, Window
 
 

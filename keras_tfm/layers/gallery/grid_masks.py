@@ -15,8 +15,9 @@ from keras_tfm.layers.positions.attention_position import (
     AttentionInputs,
     AttentionPosition,
     PositionTerms,
+    Span,
+    as_tensor,
 )
-from keras_tfm.layers.positions.coordinates import Span, as_tensor
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Config, Tensor
 

@@ -40,13 +40,14 @@ from keras_tfm.layers.multi_head_attention.heads import (
 from keras_tfm.layers.positions.attention_position import (
     AttentionInputs,
     AttentionPosition,
+    Positions,
     PositionTerms,
+    Span,
     as_position,
     build_position,
     refuse_separation,
     serialize_position,
 )
-from keras_tfm.layers.positions.coordinates import Positions, Span
 from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor, Window
 
 PROJECTIONS = ("query", "key", "value", "output", "gate")

@@ -23,7 +23,7 @@ from keras_tfm.layers.multi_head_attention.attention_probe import current_probe
 from keras_tfm.layers.multi_head_attention.base import MultiHeadAttention, normalize_heads
 from keras_tfm.layers.multi_head_attention.heads import merge_heads, split_heads
 from keras_tfm.layers.multi_head_attention.stepped_attention import stepped_attention
-from keras_tfm.layers.positions.coordinates import Positions, Span, check_positions
+from keras_tfm.layers.positions.attention_position import Positions, Span, check_positions
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Config, Shape, Tensor
 

@@ -13,11 +13,12 @@ from keras_tfm.layers.multi_head_attention.heads import leading, split_heads, sw
 from keras_tfm.layers.positions.attention_position import (
     AttentionInputs,
     AttentionPosition,
+    Positions,
     PositionTerms,
+    Span,
     note_use,
     serialize_shared,
 )
-from keras_tfm.layers.positions.coordinates import Positions, Span
 from keras_tfm.layers.positions.relative_position_table import RelativePositionTable
 from keras_tfm.layers.types import Config, Initializer, Size, Tensor
 

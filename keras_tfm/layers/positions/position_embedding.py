@@ -12,7 +12,7 @@ from keras_tfm.layers.decoding.scope import current_scope, positions_of
 from keras_tfm.layers.decoding.source_scope import SourceScope
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.embeddings.lookup import is_traced, lookup
-from keras_tfm.layers.positions.coordinates import Span, as_tensor
+from keras_tfm.layers.positions.attention_position import Span, as_tensor
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Initializer, Shape, Tensor
 

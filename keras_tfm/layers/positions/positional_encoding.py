@@ -11,7 +11,7 @@ from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.decoding.scope import positions_of
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.multi_head_attention.heads import merge_last
-from keras_tfm.layers.positions.coordinates import Span
+from keras_tfm.layers.positions.attention_position import Span
 from keras_tfm.layers.positions.sinusoids import angular_frequencies, sinusoids
 from keras_tfm.layers.types import Shape, Tensor
 

@@ -7,8 +7,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number, check_positive
 from keras_tfm.layers.multi_head_attention.heads import merge_last, split_last
-from keras_tfm.layers.positions.attention_position import AttentionPosition
-from keras_tfm.layers.positions.coordinates import Span, as_tensor
+from keras_tfm.layers.positions.attention_position import AttentionPosition, Span, as_tensor
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.positions.sinusoids import angular_frequencies, sinusoids
 from keras_tfm.layers.types import Config, Tensor

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers.positions.coordinates import Span
+from keras_tfm.layers.positions.attention_position import Span
 from keras_tfm.layers.positions.rotary_embedding import RotaryEmbedding
 from keras_tfm.layers.positions.sinusoids import angular_frequencies, exact_sinusoids, sinusoids
 from keras_tfm.layers.types import Config, Tensor

@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.layers.embeddings.lookup import lookup
-from keras_tfm.layers.positions.coordinates import Span
+from keras_tfm.layers.positions.attention_position import Span
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Tensor
 

@@ -12,7 +12,7 @@ from keras_tfm.layers import LayerNormalization
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.images.patch_embedding import as_pair, height_and_width
 from keras_tfm.layers.types import Activation, Arguments, DType, Shape, Size, Tensor
-from keras_tfm.models.features_of import block_numbers
+from keras_tfm.models.features import block_numbers
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 from keras_tfm.models.vision.vit import SIZES as VIT_SIZES
