@@ -8,23 +8,24 @@ import tensorflow as tf
 from keras import tree
 
 from keras_tfm import keras_internals, optimizer_internals, trainer_internals
-from keras_tfm.distributed.global_gradients import (
+from keras_tfm.distributed.global_loss import Batch, GlobalLoss, over_replicas
+from keras_tfm.distributed.joint_loss import Rows, Tensor, Tensors
+from keras_tfm.distributed.optimizer import (
+    check_trained_weights,
+    compile_with_optimizer_weights,
+    ids_of_trained_weights,
     innermost,
+    scale_loss_of_half_precision,
+    with_optimizer_weights,
+)
+from keras_tfm.distributed.replicas import (
+    average_moving_statistics,
+    is_synchronized,
     leave_sums_to_the_model,
     sum_over_replicas,
     sum_unless_the_model_does,
 )
-from keras_tfm.distributed.global_loss import Batch, GlobalLoss, over_replicas
-from keras_tfm.distributed.joint_loss import Rows, Tensor, Tensors
-from keras_tfm.distributed.loss_scale import scale_loss_of_half_precision
-from keras_tfm.distributed.moving_statistics import average_moving_statistics, is_synchronized
 from keras_tfm.distributed.row_of_zeros import add_row_of_zeros, remove_row_of_zeros, zero_gradients
-from keras_tfm.distributed.trained_weights import (
-    check_trained_weights,
-    compile_with_optimizer_weights,
-    ids_of_trained_weights,
-    with_optimizer_weights,
-)
 
 
 @trainer_internals.build_with

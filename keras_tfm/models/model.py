@@ -6,13 +6,13 @@ from typing import Any
 
 import keras
 
-from keras_tfm.distributed.global_gradients import innermost
 from keras_tfm.distributed.joint_loss import JointLoss, joint_loss
-from keras_tfm.distributed.loss_scale import scale_loss_of_half_precision
-from keras_tfm.distributed.trained_weights import (
+from keras_tfm.distributed.optimizer import (
     check_trained_weights,
     compile_with_optimizer_weights,
     ids_of_trained_weights,
+    innermost,
+    scale_loss_of_half_precision,
     with_optimizer_weights,
 )
 from keras_tfm.keras_internals import (

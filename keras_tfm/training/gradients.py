@@ -4,7 +4,8 @@ import keras
 from keras import ops
 
 from keras_tfm import keras_internals
-from keras_tfm.distributed.global_gradients import innermost, leave_sums_to_the_model
+from keras_tfm.distributed.optimizer import innermost
+from keras_tfm.distributed.replicas import leave_sums_to_the_model
 from keras_tfm.layers.types import Tensor
 from keras_tfm.optimizer_internals import gradient_sum, set_gradient_sum, trained_variables
 

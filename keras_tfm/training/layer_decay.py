@@ -4,7 +4,7 @@ import keras
 
 from keras_tfm import keras_internals, optimizer_internals
 from keras_tfm.arguments import check_positive
-from keras_tfm.distributed.global_gradients import innermost
+from keras_tfm.distributed.optimizer import innermost
 from keras_tfm.layers import AttentionPosition
 from keras_tfm.layers.transformer_block import TransformerBlock
 

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import keras
 import numpy as np
 
-from keras_tfm.distributed.global_gradients import innermost
+from keras_tfm.distributed.optimizer import innermost
 from keras_tfm.optimizer_internals import batches_seen
 from keras_tfm.training.first_not_finite import Batch, first_not_finite, of_weights
 from keras_tfm.training.gradients import GradientWatch

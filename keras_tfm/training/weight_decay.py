@@ -3,7 +3,7 @@
 import keras
 
 from keras_tfm import keras_internals
-from keras_tfm.distributed.global_gradients import innermost
+from keras_tfm.distributed.optimizer import innermost
 from keras_tfm.layers import AttentionPosition
 
 # Parts of the names of layers whose own weights are scales of norms, or vectors that are looked up,

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_positive
-from keras_tfm.distributed.gather_rows import gather_rows
+from keras_tfm.distributed.replicas import gather_rows
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.types import Config, DType, Tensor
 from keras_tfm.training.losses.all_outputs import LossOfAllOutputs

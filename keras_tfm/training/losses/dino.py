@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_positive, check_rate
-from keras_tfm.distributed.gather_rows import gather_rows
+from keras_tfm.distributed.replicas import gather_rows
 from keras_tfm.layers.types import Arguments, Config, Tensor
 from keras_tfm.models import Model
 from keras_tfm.training.losses.token_losses import Tensors

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_number
-from keras_tfm.distributed.gather_rows import gather_rows
+from keras_tfm.distributed.replicas import gather_rows
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.types import Config, DType, Tensor
 from keras_tfm.training.losses.contrastive import ContrastiveLoss

@@ -1,17 +1,45 @@
-"""The weights that a model trains, which `trainable` and adapters change after `compile`."""
+"""The optimizer of a model: its loss scale, and the weights that it trains.
+
+`trainable` and adapters change these after `compile`.
+"""
 
 from typing import Any
 
 import keras
 
 from keras_tfm import optimizer_internals
-from keras_tfm.distributed.global_gradients import innermost
 from keras_tfm.keras_internals import sublayers
 
 Config = dict[str, Any]
 
 # Of a compile configuration: the weights for which the optimizer was built, by their number.
 _KEY = "optimizer_weights"
+
+
+def scale_loss_of_half_precision(model: keras.Model) -> None:
+    """Gives a compiled model a `LossScaleOptimizer` if one of its layers computes in float16.
+
+    Keras checks only the model's own policy, not that of layers with a `dtype` of their own.
+
+    >>> import keras
+    >>> from keras_tfm.distributed.optimizer import scale_loss_of_half_precision
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype="mixed_float16")])
+    >>> model.compile("sgd", "mse")
+    >>> scale_loss_of_half_precision(model)
+    >>> type(model.optimizer).__name__
+    'LossScaleOptimizer'
+    """
+    optimizer = model.optimizer
+    if optimizer is None or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return
+    layers = [model, *sublayers(model)]
+    if any(layer.dtype_policy.name == "mixed_float16" for layer in layers):
+        model.optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+
+
+def innermost(optimizer: keras.Optimizer) -> keras.Optimizer:
+    """The optimizer inside a `LossScaleOptimizer`, or else the optimizer itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def ids_of_trained_weights(model: keras.Model) -> tuple[int, ...]:
