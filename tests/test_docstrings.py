@@ -62,6 +62,7 @@ REASONS = {
     "keras_tfm.checkpoints.decoders.decoder_fields": _TABLE,
     **{f"keras_tfm.checkpoints.{x.table.partition(':')[0]}": _TABLE for x in MODEL_TYPES},
     "keras_tfm.checkpoints.family": _TABLE,
+    "keras_tfm.checkpoints.heads": _TABLE,
     **{
         f"keras_tfm.checkpoints.keras_hub.{name}": _HUB
         for name in (
@@ -124,7 +125,6 @@ REASONS = {
         "Generator(tokenizer=) and export_tflite have examples"
     ),
     "keras_tfm.layers.decoding.visibility": _STEP,
-    "keras_tfm.layers.multi_head_attention.fused_attention": _KERNEL,
     "keras_tfm.layers.audio.audio_layer": _BASE,
     "keras_tfm.layers.recurrent.token_mixer": _BASE,
     "keras_tfm.layers.multi_head_attention.base": _BASE,

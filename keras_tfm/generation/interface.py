@@ -36,7 +36,7 @@ from keras_tfm.layers.embeddings.token_mask import TokenMask
 from keras_tfm.layers.types import Tensor
 from keras_tfm.models.encoder_decoders.shifted_source import SHIFTED
 from keras_tfm.models.identity import head_of, identity_of
-from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
+from keras_tfm.runtime.decoding.special_ids import REAL_PAD
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -19,8 +19,12 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.stepped_model import table_length
 from keras_tfm.layers.types import Tensor
-from keras_tfm.runtime.decoding.placeholders import check_placeholders
-from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD, TokenRows, unpadded_prompts
+from keras_tfm.runtime.decoding.special_ids import (
+    REAL_PAD,
+    TokenRows,
+    check_placeholders,
+    unpadded_prompts,
+)
 
 
 class Prepared(NamedTuple):

@@ -19,10 +19,10 @@ from typing import TypeGuard, cast
 import numpy as np
 import numpy.typing as npt
 
-from keras_tfm.runtime.decoding.placeholders import check_placeholders
-from keras_tfm.runtime.decoding.trailing_padding import (
+from keras_tfm.runtime.decoding.special_ids import (
     REAL_PAD,
     TokenRows,
+    check_placeholders,
     unpadded_prompts,
     with_real_pads,
 )

@@ -11,7 +11,7 @@ from keras_tfm.generation import Generator, Strategy
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.layers.types import Arguments
 from keras_tfm.optional_package import optional_package
-from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
+from keras_tfm.runtime.decoding.special_ids import unpadded_length
 from keras_tfm.runtime.tokenizers.tokenizer import until_end
 
 # What the inputs of a `Generator` are: one array, or several by name.

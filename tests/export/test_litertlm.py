@@ -30,7 +30,7 @@ from keras_tfm.export.litertlm.lookup import ids_of
 from keras_tfm.generation import Beam, Greedy, Sample, generate
 from keras_tfm.generation.processors import SuppressTokens
 from keras_tfm.runtime import ChatTemplate, flatbuffer
-from keras_tfm.runtime.decoding.trailing_padding import TokenRows
+from keras_tfm.runtime.decoding.special_ids import TokenRows
 from keras_tfm.runtime.inspection.subprocesses import run_module
 
 pytest.importorskip("litert_lm")

@@ -18,7 +18,7 @@ from compare import assert_close, to_numpy
 from keras import ops
 
 from keras_tfm.layers import ALiBi, MultiHeadSelfAttention, RelativePositionBias, attention
-from keras_tfm.layers.multi_head_attention.fused_attention import stores_no_scores
+from keras_tfm.layers.multi_head_attention.attention import stores_no_scores
 
 BACKEND = keras.backend.backend()
 on_jax = pytest.mark.skipif(BACKEND != "jax", reason="cuDNN is called by JAX")

@@ -10,7 +10,7 @@ import keras_tfm
 from keras_tfm.layers import DecodingScope, SequencePooling, TokenEmbedding
 from keras_tfm.layers.embeddings.token_mask import NO_TOKEN, PADDINGS, TokenMask
 from keras_tfm.layers.target import export_target
-from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
+from keras_tfm.runtime.decoding.special_ids import REAL_PAD
 
 PAD = 4
 IDS = np.array([[4, 4, 3, 4, 1, 4, 4], [4, 4, 4, 4, 4, 4, 4], [4, 1, 2, 3, 1, 2, 4]])

@@ -36,7 +36,7 @@ from keras_tfm.export.verification.checks import EXACT, check
 from keras_tfm.export.verification.verify import Verification, VerificationError, verify
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.tokenizer_forms import Form, by_input, form_of
-from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
+from keras_tfm.runtime.decoding.special_ids import REAL_PAD
 from keras_tfm.runtime.inspection.subprocesses import run_module
 from keras_tfm.runtime.model import load
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer

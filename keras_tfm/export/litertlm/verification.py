@@ -25,7 +25,7 @@ from keras_tfm.export.verification.verify import (
     verify,
 )
 from keras_tfm.matmul_precision import full_precision
-from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD, TokenRows
+from keras_tfm.runtime.decoding.special_ids import REAL_PAD, TokenRows
 from keras_tfm.runtime.inspection.subprocesses import run_module
 from keras_tfm.runtime.manifest.records import Json
 from keras_tfm.runtime.manifest.storage import import_litert

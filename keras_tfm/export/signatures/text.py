@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_tfm.export.signatures.signature import Argument, Signature, Tensors
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.preparation import end_ids_of
-from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
+from keras_tfm.runtime.decoding.special_ids import REAL_PAD
 
 # From strings to ids, which may be ragged; a detokenizer is the other way round.
 Tokenizer = Callable[[tf.Tensor], tf.Tensor | tf.RaggedTensor]

@@ -31,7 +31,7 @@ from keras_tfm.models.without_storage import with_largest_weight
 from keras_tfm.runtime.checked_inputs import left_padded, pad_id_of
 from keras_tfm.runtime.decoding import host_loop
 from keras_tfm.runtime.decoding.generate import generate_by
-from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
+from keras_tfm.runtime.decoding.special_ids import unpadded_length
 from keras_tfm.runtime.inspection.random_inputs import insert_placeholders
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.manifest import Decode, Encode, Generate, Prefill, Stream, of_role

@@ -11,7 +11,7 @@ import numpy as np
 from keras_tfm.export.signatures.input_numbers import InputNumbers
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.runtime.checked_inputs import pad_id_of
-from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
+from keras_tfm.runtime.decoding.special_ids import unpadded_length
 from keras_tfm.runtime.inspection.random_inputs import (
     Numbers,
     insert_placeholders,

@@ -8,8 +8,7 @@ import numpy as np
 
 from keras_tfm.generation.interface import Input, interface_of
 from keras_tfm.generation.tokenizers.tokenizer_forms import by_input, check_tokenizer, form_of
-from keras_tfm.runtime.decoding.placeholders import expand_placeholder
-from keras_tfm.runtime.decoding.trailing_padding import TokenRows, with_real_pads
+from keras_tfm.runtime.decoding.special_ids import TokenRows, expand_placeholder, with_real_pads
 from keras_tfm.runtime.tokenizers.tokenizer import (
     Tokenizer,
     excerpt,

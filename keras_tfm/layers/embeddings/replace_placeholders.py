@@ -15,7 +15,7 @@ from keras_tfm.layers.decoding.cache import value_of
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.embeddings.lookup import as_integers, is_traced
 from keras_tfm.layers.types import Shape, Size, Tensor
-from keras_tfm.runtime.decoding.placeholders import check_count
+from keras_tfm.runtime.decoding.special_ids import check_count
 
 _checks: ContextVar[bool] = ContextVar("checks_placeholders", default=True)
 _in_place: ContextVar[tuple[Tensor, Tensor] | None] = ContextVar("in_place", default=None)

@@ -15,7 +15,7 @@ from keras_tfm.layers.embeddings.lookup import as_integers, is_integer, is_trace
 from keras_tfm.layers.embeddings.token_mask import NO_TOKEN, PADDINGS, TokenMask, current_mask
 from keras_tfm.layers.multi_head_attention.heads import leading
 from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
-from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
+from keras_tfm.runtime.decoding.special_ids import REAL_PAD
 
 # A table with more values than this is not transposed into the decoding cache.
 LARGE = 2**24

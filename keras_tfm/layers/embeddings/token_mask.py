@@ -14,7 +14,7 @@ from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.multi_head_attention.masks import as_boolean
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Tensor
-from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
+from keras_tfm.runtime.decoding.special_ids import REAL_PAD
 
 # The padding id of rows whose padding is no token of the vocabulary.
 NO_TOKEN = -1

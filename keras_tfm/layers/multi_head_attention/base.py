@@ -19,7 +19,12 @@ from keras_tfm.layers.base_layer import Projection, RematerializedLayer
 from keras_tfm.layers.decoding.scope import positions_of
 from keras_tfm.layers.dropout import DrawnDropout, Dropout
 from keras_tfm.layers.multi_head_attention import masks
-from keras_tfm.layers.multi_head_attention.attention import attention, joined_bias
+from keras_tfm.layers.multi_head_attention.attention import (
+    attention,
+    is_fused,
+    joined_bias,
+    stores_no_scores,
+)
 from keras_tfm.layers.multi_head_attention.attention_probe import AttentionProbe, current_probe
 from keras_tfm.layers.multi_head_attention.blockwise import (
     WHOLE,
@@ -29,7 +34,6 @@ from keras_tfm.layers.multi_head_attention.blockwise import (
     blocks,
     row_blocks,
 )
-from keras_tfm.layers.multi_head_attention.fused_attention import is_fused, stores_no_scores
 from keras_tfm.layers.multi_head_attention.heads import (
     merge_heads,
     merge_last,

@@ -21,8 +21,8 @@ from keras_tfm.runtime.checked_inputs import (
 )
 from keras_tfm.runtime.decoding.drafts import Draft, checked_drafts
 from keras_tfm.runtime.decoding.sampling import Choose, Sampler, chooser
+from keras_tfm.runtime.decoding.special_ids import REAL_PAD
 from keras_tfm.runtime.decoding.steps import Steps
-from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.manifest import (
     Decode,

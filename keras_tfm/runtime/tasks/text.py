@@ -18,9 +18,8 @@ from keras_tfm.runtime.checked_inputs import Values, prompt_input
 from keras_tfm.runtime.decoding import host_loop
 from keras_tfm.runtime.decoding.drafts import Draft
 from keras_tfm.runtime.decoding.generate import generate
-from keras_tfm.runtime.decoding.placeholders import expand_placeholder
 from keras_tfm.runtime.decoding.sampling import Choose, Sampler
-from keras_tfm.runtime.decoding.trailing_padding import TokenRows
+from keras_tfm.runtime.decoding.special_ids import TokenRows, expand_placeholder
 from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.manifest import (
     Decode,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tfm.runtime.decoding.trailing_padding import with_real_pads
+from keras_tfm.runtime.decoding.special_ids import with_real_pads
 from keras_tfm.runtime.manifest.manifest import Input
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, excerpt
 

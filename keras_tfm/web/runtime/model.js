@@ -2172,7 +2172,7 @@ function encoded(source, text, special) {
 
 /**
  * The tokens of a text, in which a single placeholder becomes one for each feature, as
- * `expand_placeholder` of keras_tfm/runtime/decoding/placeholders.py.
+ * `expand_placeholder` of keras_tfm/runtime/decoding/special_ids.py.
  */
 function expandPlaceholder(ids, { id, count }) {
   if (ids.filter((x) => x === id).length !== 1) return ids;
@@ -2215,7 +2215,7 @@ function until({ endIds }, tokens) {
 
 /**
  * A row in which REAL_PAD stands for each padding id that is a token, as `with_real_pads` of
- * keras_tfm/runtime/decoding/trailing_padding.py; `isText` if a tokenizer made the row.
+ * keras_tfm/runtime/decoding/special_ids.py; `isText` if a tokenizer made the row.
  */
 function withRealPads(ids, { pad_id: padId, padding } = {}, isText = false) {
   const row = Array.from(ids);
