@@ -72,7 +72,6 @@ REASONS = {
             "encoders",
             "family",
             "heads",
-            "random_inputs",
             "source",
             "vision",
         )

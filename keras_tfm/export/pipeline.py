@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from keras_tfm import atomic_files
-from keras_tfm.export import files
 from keras_tfm.export.graph.adapters import Placeholders, clear
 from keras_tfm.export.graph.conversion import convert, layer_sizes
 from keras_tfm.export.graph.gpu_graph import rewrite_for_gpu
@@ -36,7 +35,7 @@ from keras_tfm.runtime.manifest.manifest import (
 )
 from keras_tfm.runtime.manifest.manifest import Member as FileMember
 from keras_tfm.runtime.manifest.records import Json
-from keras_tfm.runtime.manifest.storage import import_litert
+from keras_tfm.runtime.manifest.storage import import_litert, is_export
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 from keras_tfm.version import __version__
 
@@ -250,6 +249,28 @@ def _describe(
     return models, contents, options
 
 
+def check_file(path: Path, overwrite: bool) -> None:
+    """Raises unless a .tflite or .litertlm file may be written to `path`.
+
+    `path` may be an earlier export, an empty file (`tempfile` creates those), or missing.
+    `overwrite` allows any other file, but never a folder, a device, a FIFO or a socket.
+
+    >>> from pathlib import Path
+    >>> from keras_tfm.export.pipeline import check_file
+    >>> check_file(Path("/"), overwrite=True)
+    Traceback (most recent call last):
+    IsADirectoryError: cannot write /: it is a folder
+    """
+    atomic_files.check_target(path)
+    if not path.exists():
+        return
+    if not (overwrite or path.stat().st_size == 0 or is_export(path)):
+        raise FileExistsError(
+            f"cannot write {path}: it exists and is not an export of keras_tfm; "
+            "overwrite=True replaces it"
+        )
+
+
 def write_file(
     path: Path,
     overwrite: bool,
@@ -286,5 +307,6 @@ def write_file(
         if verify is not None and not (custom_operators and report.custom_operators):
             report.verification = verify(new, folder)
             report.verification.path = str(path)
-        files.replace_file(new, path, overwrite)
+        check_file(path, overwrite)  # again: it may have changed during the verification
+        atomic_files.replace(new, path)
     return report

@@ -1,5 +1,8 @@
 """Writes a SavedModel, which TensorFlow Serving runs and the TFLite converter reads."""
 
+import json
+import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
@@ -7,7 +10,6 @@ from typing import Unpack
 import keras
 
 from keras_tfm import atomic_files
-from keras_tfm.export import files
 from keras_tfm.export.graph.conversion import write_saved_model
 from keras_tfm.export.signatures.make import make_signatures
 from keras_tfm.export.signatures.request import (
@@ -18,6 +20,10 @@ from keras_tfm.export.signatures.request import (
 )
 from keras_tfm.export.signatures.text import TEXT, add_text_signatures, check_tokenizers
 from keras_tfm.generation.interface import interface_of
+from keras_tfm.version import __version__
+
+# TensorFlow reserves the folder `assets.extra` of a SavedModel for other programs.
+_MARK = Path("assets.extra", "keras_tfm.json")
 
 
 @without_mask_warnings()
@@ -91,7 +97,7 @@ def export_saved_model(
     """
     check_keywords(export_saved_model, arguments, GenerationArguments)
     path = Path(path)
-    files.check_folder(path, overwrite)
+    check_folder(path, overwrite)
     model = interface_of(model).model
     if signatures is None:
         signatures = ["predict" if arguments.get("start_id") is None else "generate"]
@@ -112,5 +118,44 @@ def export_saved_model(
     with atomic_files.temporary_folder(atomic_files.real(path).parent) as folder:
         new, resources = folder / "new", [*tokenizers.values(), detokenizer]
         write_saved_model(model, made, new, signatures[0], resources)
-        files.replace_folder(new, path, overwrite)
+        replace_folder(new, path, overwrite)
     return path
+
+
+def check_folder(path: Path, overwrite: bool) -> None:
+    """Raises unless a SavedModel may be written to `path`.
+
+    `path` may be an earlier export, an empty folder, or missing. `overwrite` allows any other
+    SavedModel, but no other folder and no file.
+    """
+    atomic_files.check_parent(path)
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not (path / "saved_model.pb").is_file():
+        raise FileExistsError(f"cannot write {path}: it exists and is not a SavedModel")
+    if not (overwrite or (path / _MARK).is_file()):
+        raise FileExistsError(
+            f"cannot write {path}: keras_tfm did not write the SavedModel there; "
+            "overwrite=True replaces it"
+        )
+
+
+def replace_folder(new: Path, path: Path, overwrite: bool) -> None:
+    """Renames `new` to `path`, after moving an earlier folder next to `new`."""
+    extra = (new / _MARK).parent
+    extra.mkdir()
+    for folder in (new, *(path for path in new.iterdir() if path.is_dir())):
+        folder.chmod(stat.S_IMODE(extra.stat().st_mode))  # the umask's; TensorFlow makes 0o755
+    (new / _MARK).write_text(json.dumps({"keras_tfm": __version__}) + "\n", encoding="utf-8")
+    check_folder(path, overwrite)
+    target, old = atomic_files.real(path), new.with_name("old")
+    earlier = target.exists()
+    if earlier:
+        atomic_files.keep_mode(new, target)
+        os.replace(target, old)
+    try:
+        os.replace(new, target)
+    except BaseException:
+        if earlier:
+            os.replace(old, target)
+        raise

@@ -10,12 +10,18 @@ import keras
 import numpy as np
 
 from keras_tfm.arguments import check_not_negative
-from keras_tfm.export import files
 from keras_tfm.export.checkpoints import accept_checkpoints, check_no_peft
 from keras_tfm.export.graph.adapters import Placeholders, save_adapter, with_effect
 from keras_tfm.export.graph.conversion import ModelGroup, exportable
 from keras_tfm.export.member import make_member
-from keras_tfm.export.pipeline import ONLY, Report, convert_members, passes_of, write_file
+from keras_tfm.export.pipeline import (
+    ONLY,
+    Report,
+    check_file,
+    convert_members,
+    passes_of,
+    write_file,
+)
 from keras_tfm.export.quantization.precision import quantized_models
 from keras_tfm.export.quantization.presets import Quantization, warn_if_short
 from keras_tfm.export.several_models import check_models, make_members
@@ -207,7 +213,7 @@ def export_tflite(
             f"got {chat_template!r} and tokenizer={tokenizer!r}"
         )
     import_litert("interpreter")
-    files.check_file(path, overwrite)
+    check_file(path, overwrite)
     if tolerance not in (None, math.inf):
         check_not_negative("tolerance", tolerance)
     if not isinstance(custom_operators, bool | np.bool_):

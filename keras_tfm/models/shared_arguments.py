@@ -19,7 +19,10 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
+
+from keras_tfm.layers.types import Activation, DType
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -65,3 +68,30 @@ def with_arguments(
         return build
 
     return decorate
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderArguments:
+    """The arguments that builders of encoders share, see `bert`.
+
+    >>> from keras_tfm.models.shared_arguments import EncoderArguments
+    >>> EncoderArguments(dim=8, num_layers=1, num_heads=2, intermediate_dim=16, dropout=0.1,
+    ...     attention_dropout=None, activation="gelu", layer_norm_epsilon=1e-5, dtype=None
+    ... ).attention_rate
+    0.1
+    """
+
+    dim: int
+    num_layers: int
+    num_heads: int
+    intermediate_dim: int
+    dropout: float
+    attention_dropout: float | None
+    activation: Activation
+    layer_norm_epsilon: float
+    dtype: DType
+
+    @property
+    def attention_rate(self) -> float:
+        """The dropout rate of the attention weights."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout

@@ -9,7 +9,6 @@ from typing import TypedDict, Unpack
 import keras
 
 from keras_tfm.checkpoints.tokenizers.jinja_template import JinjaTemplate
-from keras_tfm.export import files
 from keras_tfm.export.checkpoints import accept_checkpoints, check_no_peft
 from keras_tfm.export.graph.adapters import Placeholders, save_adapter, with_effect
 from keras_tfm.export.graph.composites import mark_rms_norms
@@ -44,7 +43,14 @@ from keras_tfm.export.litertlm.vision import (
     vision_of,
 )
 from keras_tfm.export.member import Images, Member, image_processors, store_tokenizers
-from keras_tfm.export.pipeline import ONLY, Converted, Report, convert_members, write_file
+from keras_tfm.export.pipeline import (
+    ONLY,
+    Converted,
+    Report,
+    check_file,
+    convert_members,
+    write_file,
+)
 from keras_tfm.export.quantization.precision import quantized_models
 from keras_tfm.export.quantization.presets import Quantization, warn_if_short
 from keras_tfm.export.signatures.make import make_signatures
@@ -303,7 +309,7 @@ def export_litertlm(
     import_builder("litertlm_builder")
     if verify:
         check_runtime()
-    files.check_file(path, overwrite)
+    check_file(path, overwrite)
     warn_if_short(model, quantization, verify)
     if embeds:
         return export_embedder(

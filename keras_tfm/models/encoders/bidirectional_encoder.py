@@ -7,10 +7,10 @@ import keras
 
 from keras_tfm import layers
 from keras_tfm.layers.types import Arguments, Tensor
-from keras_tfm.models.encoder_arguments import EncoderArguments
 from keras_tfm.models.heads.head_base import token
 from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
+from keras_tfm.models.shared_arguments import EncoderArguments
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,10 @@ from keras_tfm import layers
 from keras_tfm.arguments import check_integer, check_positive, check_rate
 from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.layers.types import Activation, Arguments, DType, Shape, Tensor
-from keras_tfm.models.encoder_arguments import EncoderArguments
 from keras_tfm.models.heads.head_base import token
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
+from keras_tfm.models.shared_arguments import EncoderArguments
 
 # "base", "large", "huge": table 1 of the ViT paper; "tiny" and "small": table 1 of DeiT, table 1 of
 # DINO; "giant": table 17 of DINOv2 (arXiv:2304.07193). Use: vit(224, 16, **SIZES["small"]).
