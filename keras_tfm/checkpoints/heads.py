@@ -49,7 +49,7 @@ def sequence_classifier(
             model, config.num_labels, rate, labels=config.labels, pooling=by
         )
 
-    return Architecture(make, "sequence_classifier", _fixed(pooling), prefixes, decoder)
+    return Architecture(make, "sequence_classifier", _pooling_argument(pooling), prefixes, decoder)
 
 
 def token_classifier(
@@ -83,7 +83,7 @@ def multiple_choice(pooling: Pooling, *prefixes: str, dropout: Rate) -> Architec
     def make(model: models.Model, config: Config) -> models.Model:
         return models.multiple_choice(model, _read(dropout, config), pooling=_read(pooling, config))
 
-    return Architecture(make, "multiple_choice", _fixed(pooling), prefixes)
+    return Architecture(make, "multiple_choice", _pooling_argument(pooling), prefixes)
 
 
 def image_classifier(pooling: str, *prefixes: str) -> Architecture:
@@ -101,6 +101,6 @@ def _read(value: Value | Callable[[Config], Value], config: Config) -> Value:
     return value(config) if callable(value) else value
 
 
-def _fixed(pooling: Pooling) -> dict[str, str]:
+def _pooling_argument(pooling: Pooling) -> dict[str, str]:
     """The pooling by which classes with the same kind of head are told apart."""
     return {"pooling": pooling} if isinstance(pooling, str) else {}

@@ -41,9 +41,9 @@ from keras_tfm.layers.embeddings.token_mask import TokenMask
 from keras_tfm.model_types import MODEL_TYPES, ModelType, names_of
 from keras_tfm.models import Model, resize_vocabulary, with_dtype
 from keras_tfm.models.identity import is_functional
-from keras_tfm.models.quantization.state import quantization_of, set_quantization
+from keras_tfm.models.quantization.state import is_quantized, quantization_of, set_quantization
 from keras_tfm.models.resize import position_tables, resize_positions, warn_of_new_rows
-from keras_tfm.models.with_dtype import dequantize, is_quantized
+from keras_tfm.models.with_dtype import dequantize
 from keras_tfm.models.without_storage import (
     allocate,
     has_many_weights,

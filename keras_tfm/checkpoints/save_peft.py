@@ -27,9 +27,9 @@ from keras_tfm.checkpoints.rows import Entry
 from keras_tfm.checkpoints.tensors import TensorKind, write_tensors
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.models import Model
-from keras_tfm.models.quantization.state import quantization_of
+from keras_tfm.models.quantization.state import is_quantized, quantization_of
 from keras_tfm.models.quantization_aware import without_quantization
-from keras_tfm.models.with_dtype import ADAPTERS, is_quantized
+from keras_tfm.models.with_dtype import ADAPTERS
 
 # PEFT's name of what a model is for, by the kind of its head.
 _TASKS = {

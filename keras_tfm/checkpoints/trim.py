@@ -15,8 +15,8 @@ from keras_tfm.generation.interface import interface_of
 from keras_tfm.models import Model
 from keras_tfm.models.encoder_decoders.whisper import SAMPLES_PER_POSITION
 from keras_tfm.models.identity import identity_of
+from keras_tfm.models.quantization.state import is_quantized
 from keras_tfm.models.resize import select_ids, special_ids
-from keras_tfm.models.with_dtype import is_quantized
 
 # Relative to the largest output: sums in another order.
 _TOLERANCE = 1e-4

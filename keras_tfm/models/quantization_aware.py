@@ -11,10 +11,10 @@ from keras_tfm.models.model import Model
 from keras_tfm.models.quantization.named_layers import named_weights
 from keras_tfm.models.quantization.state import (
     TrainedQuantization,
+    is_quantized,
     quantization_of,
     set_quantization,
 )
-from keras_tfm.models.with_dtype import is_quantized
 from keras_tfm.runtime.manifest.manifest import CACHES
 
 WIDTHS = ("int8", "int4")

@@ -66,7 +66,7 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
     with rounded_beside_adapters(model):
         for variable, value in values:
             # On JAX, a model gives its arrays away when it predicts: no two may share one.
-            variable.assign(keras.ops.copy(keras.ops.cast(value(), variable.dtype)))
+            variable.assign(ops.copy(ops.cast(value(), variable.dtype)))
     state = saved_quantization(model)
     if state is not None:
         set_quantization(copy, state.copy(copy))
@@ -114,7 +114,7 @@ def _float32(value: Callable[[], Tensor]) -> np.ndarray:
     if isinstance(found, keras.Variable):
         result: np.ndarray = read_value(found)
     else:
-        result = keras.ops.convert_to_numpy(found)
+        result = ops.convert_to_numpy(found)
     return result.astype("float32", copy=False)
 
 
@@ -175,10 +175,10 @@ def _merge(layer: keras.Layer, name: str) -> Any:
     weight = next(x for x in layer.variables if x.name == name)
     wide = keras.backend.result_type(weight.dtype, "float32")
     weight, a, b = (
-        keras.ops.cast(x, wide)
+        ops.cast(x, wide)
         for x in (weight, getattr(layer, f"lora_{name}_a"), getattr(layer, f"lora_{name}_b"))
     )
-    return weight + layer.lora_alpha / layer.lora_rank * keras.ops.matmul(a, b)
+    return weight + layer.lora_alpha / layer.lora_rank * ops.matmul(a, b)
 
 
 def recreate(
@@ -224,7 +224,7 @@ def copy_adapters(model: keras.Model, copy: keras.Model) -> None:
         if getattr(old, "lora_enabled", False):
             new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
             for source, variable in zip(old.weights, new.weights, strict=True):
-                variable.assign(keras.ops.cast(source, variable.dtype))
+                variable.assign(ops.cast(source, variable.dtype))
     for source, variable in zip(model.variables, copy.variables, strict=True):
         variable.trainable = source.trainable
 
@@ -275,11 +275,6 @@ def _name(policy: Config) -> str:
     return str(policy["config"]["name"])
 
 
-def is_quantized(model: keras.Model) -> bool:
-    """Whether `quantize` changed a layer of the model."""
-    return any(getattr(x, "quantization_mode", None) is not None for x in sublayers(model))
-
-
 def dequantize(model: keras.Model) -> keras.Model:
     """Copies a functional model with float weights: the rounded ones, and LoRA adapters merged.
 
@@ -290,7 +285,8 @@ def dequantize(model: keras.Model) -> keras.Model:
         ValueError: a quantized layer is no `keras.layers.Dense` in int8, int4 or float8.
 
     >>> from keras_tfm.models import gpt
-    >>> from keras_tfm.models.with_dtype import dequantize, is_quantized
+    >>> from keras_tfm.models.quantization.state import is_quantized
+    >>> from keras_tfm.models.with_dtype import dequantize
     >>> model = gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=4)
     >>> model.quantize("int8", filters="dense|projection|query|inner|outer")
     >>> is_quantized(model), is_quantized(dequantize(model))

@@ -7,7 +7,8 @@ from compare import assert_close
 
 import keras_tfm
 from keras_tfm import checkpoints, export, layers, models
-from keras_tfm.models.with_dtype import dequantize, is_quantized
+from keras_tfm.models.quantization.state import is_quantized
+from keras_tfm.models.with_dtype import dequantize
 
 # Keras warns of every layer that has nothing to quantize.
 pytestmark = pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`:UserWarning")

@@ -32,24 +32,26 @@ ALIASES = {
 }
 
 
-def _stack(stack: str) -> list[Row]:
-    block, path = f"{stack}.layers.{{i}}", f"{stack}_{{i}}"
+def stack(name: str) -> list[Row]:
+    """The rows of the encoder or the decoder, which DETR has, too, but for positions and norms."""
+    block, path = f"{name}.layers.{{i}}", f"{name}_{{i}}"
     attention = f"{block}.self_attn"
     joined = tuple(f"{attention}.{x}_proj" for x in "qkv")
     return [
-        Row(f"{stack}_positions/positions", (f"{stack}.embed_positions.weight",)),
-        *norm(f"{stack}_embedding_norm", f"{stack}.layernorm_embedding"),
+        Row(f"{name}_positions/positions", (f"{name}.embed_positions.weight",)),
+        *norm(f"{name}_embedding_norm", f"{name}.layernorm_embedding"),
         *dense(f"{path}/self_attention/query_key_value", *joined),
         *dense(f"{path}/self_attention/output_projection", f"{attention}.out_proj"),
         *norm(f"{path}/self_attention_residual/norm", f"{block}.self_attn_layer_norm"),
         *dense(f"{path}/feed_forward/inner", f"{block}.fc1"),
         *dense(f"{path}/feed_forward/outer", f"{block}.fc2"),
         *norm(f"{path}/feed_forward_residual/norm", f"{block}.final_layer_norm"),
-        *norm(f"{stack}_norm", f"{stack}.layer_norm"),
+        *norm(f"{name}_norm", f"{name}.layer_norm"),
     ]
 
 
-def _cross_attention() -> list[Row]:
+def cross_attention() -> list[Row]:
+    """The rows of the decoder's attention to the encoder, which DETR has, too."""
     path, tensor = "decoder_{i}/cross_attention", "decoder.layers.{i}.encoder_attn"
     names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output_projection": "out_proj"}
     rows = [row for name, x in names.items() for row in dense(f"{path}/{name}", f"{tensor}.{x}")]
@@ -61,9 +63,9 @@ TABLE = (
     Row("embedding/embeddings", ("shared.weight",)),
     Row("source_embedding/embeddings", ("encoder.embed_tokens.weight",)),
     Row("target_embedding/embeddings", ("decoder.embed_tokens.weight",)),
-    *_stack("encoder"),
-    *_stack("decoder"),
-    *_cross_attention(),
+    *stack("encoder"),
+    *stack("decoder"),
+    *cross_attention(),
     _BIAS,
     *dense("pooler", "classification_head.dense", head=True),
     *dense("classifier", "classification_head.out_proj", head=True),

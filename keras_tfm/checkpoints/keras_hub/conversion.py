@@ -22,7 +22,8 @@ from keras_tfm.keras_internals import initialize, sublayers
 from keras_tfm.models import Model, with_dtype
 from keras_tfm.models import backbone as backbone_of
 from keras_tfm.models.identity import recordable
-from keras_tfm.models.with_dtype import dequantize, is_quantized
+from keras_tfm.models.quantization.state import is_quantized
+from keras_tfm.models.with_dtype import dequantize
 from keras_tfm.models.without_storage import allocate, without_storage
 
 

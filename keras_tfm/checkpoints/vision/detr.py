@@ -3,7 +3,7 @@
 from keras_tfm import models
 from keras_tfm.checkpoints import heads
 from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name, dropout_rate
-from keras_tfm.checkpoints.encoder_decoders.bart import ALIASES
+from keras_tfm.checkpoints.encoder_decoders.bart import ALIASES, cross_attention, stack
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.image_settings import image_statistics
@@ -33,26 +33,6 @@ _TIMM = {
 }
 
 
-def _stack(stack: str) -> list[Row]:
-    block, path = f"{stack}.layers.{{i}}", f"{stack}_{{i}}"
-    joined = tuple(f"{block}.self_attn.{x}_proj" for x in "qkv")
-    return [
-        *dense(f"{path}/self_attention/query_key_value", *joined),
-        *dense(f"{path}/self_attention/output_projection", f"{block}.self_attn.out_proj"),
-        *norm(f"{path}/self_attention_residual/norm", f"{block}.self_attn_layer_norm"),
-        *dense(f"{path}/feed_forward/inner", f"{block}.fc1"),
-        *dense(f"{path}/feed_forward/outer", f"{block}.fc2"),
-        *norm(f"{path}/feed_forward_residual/norm", f"{block}.final_layer_norm"),
-    ]
-
-
-def _cross_attention() -> list[Row]:
-    path, tensor = "decoder_{i}/cross_attention", "decoder.layers.{i}.encoder_attn"
-    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output_projection": "out_proj"}
-    rows = [row for name, x in names.items() for row in dense(f"{path}/{name}", f"{tensor}.{x}")]
-    return [*rows, *norm(f"{path}_residual/norm", f"{tensor}_layer_norm")]
-
-
 def _backbone(model: models.Model) -> Arguments:
     """The arguments of the ResNet, defaults included."""
     given = model.arguments["backbone"]
@@ -65,9 +45,9 @@ def _table(model: models.Model) -> tuple[Row, ...]:
         *grid_rows(_backbone(model), _BACKBONE),
         *convolution("projection", "input_projection"),
         Row("queries/queries", ("query_position_embeddings.weight",)),
-        *_stack("encoder"),
-        *_stack("decoder"),
-        *_cross_attention(),
+        *stack("encoder"),
+        *stack("decoder"),
+        *cross_attention(),
         *norm("final_norm", "decoder.layernorm"),
         *dense("classifier", "class_labels_classifier", head=True),
         *(

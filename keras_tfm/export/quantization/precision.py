@@ -17,8 +17,8 @@ import keras
 from keras_tfm.export.quantization.trained_weights import rounded_copy, with_rounded_parts
 from keras_tfm.keras_internals import functional_of, sublayers
 from keras_tfm.models import with_dtype
-from keras_tfm.models.quantization.state import quantization_of
-from keras_tfm.models.with_dtype import copy_adapters, dequantize, float32_view, is_quantized
+from keras_tfm.models.quantization.state import is_quantized, quantization_of
+from keras_tfm.models.with_dtype import copy_adapters, dequantize, float32_view
 from keras_tfm.models.without_storage import has_many_weights
 
 _log = logging.getLogger(__name__)

@@ -191,6 +191,11 @@ def quantization_of(model: Any) -> TrainedQuantization | None:
     return found
 
 
+def is_quantized(model: keras.Model) -> bool:
+    """Whether Keras's `quantize` changed a layer of the model."""
+    return any(getattr(x, "quantization_mode", None) is not None for x in sublayers(model))
+
+
 def quantization_settings(model: keras.Model) -> Config | None:
     """What `set_quantization_settings` sets, of JSON values; None: the model has no rounding."""
     state = quantization_of(model)
