@@ -89,7 +89,6 @@ REASONS = {
     "keras_tfm.checkpoints.tokenizers.tokenizer_settings": _TOKENIZER,
     "keras_tfm.cli.*": "the command line: docs/api/command_line.md",
     "keras_tfm.distributed.*": _FIT,
-    "keras_tfm.export.pipeline": _FILE,
     "keras_tfm.runtime.compiled_model": _FILE,
     "keras_tfm.runtime.huge_pages": _FILE,
     "keras_tfm.runtime.inspection.gpu_process": _FILE,
