@@ -512,6 +512,10 @@ MODEL_TYPES = (
         vocabularies={"": 49280}, tokenizer="GPT2Tokenizer",
     ),
     ModelType(
+        "gemma3", "Gemma 3 with pictures", "vision.gemma3:GEMMA3", "gemma3", "images and texts",
+        vocabularies={"": 262208}, tokenizer="GemmaTokenizer",
+    ),
+    ModelType(
         "lxmert", "LXMERT", "gallery.lxmert:LXMERT", "lxmert", "images and texts", padding="0",
         vocabularies={"": 30522},
     ),

@@ -37,8 +37,9 @@ def own_options():
     dinov2 = {"intermediate_dim": 2 * dim, "patch_size": (4, 6), "layer_scale": 0.7}
     images_in_texts = {
         "image": {**{x: y for x, y in sizes.items() if x != "dropout"}, "dim": 8},
-        "patch_size": 2, "scale_factor": 3, "image_id": 30, "num_images": 2,
+        "patch_size": 2, "image_id": 30, "num_images": 2,
     }  # fmt: skip
+    tiles = {**images_in_texts, "scale_factor": 3}
     routing = layers.Routing(5, 2)
     speech_encoder = {
         "feature_dims": [7, 5, 6], "feature_kernels": [10, 3, 2], "feature_strides": [5, 2, 3],
@@ -186,7 +187,12 @@ def own_options():
             "max_length": 9,
         },
         "siglip_text_model": {"max_length": 9},
-        "idefics3": images_in_texts, "smolvlm": images_in_texts,
+        "idefics3": tiles, "smolvlm": tiles,
+        # A window that hides a part of a picture from its last token.
+        "gemma3": {
+            **images_in_texts, "pool_size": 3, "windows": [3, None], "local_rope_theta": 50.0,
+            "query_pre_attention_scalar": 3,
+        },
         "dalle": {
             "text_vocabulary_size": 11, "image_vocabulary_size": 4, "text_length": 2,
             "grid": (2, 3), "kernel_size": 3, "masks": ["row", "convolution"],

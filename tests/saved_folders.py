@@ -295,7 +295,7 @@ def inputs_of(model):
     frames = 2 * given.get("max_source_length", 1)
     samples = 3200 if model.family == "moonshine_streaming" else 3001  # whole frames
     sizes = next((x.shape[1:] for x in model.inputs if x.name == "pixels"), ())
-    if model.family == "smolvlm":
+    if "image_id" in given:
         return with_images(model, rng)
     arrays = {
         "tokens": ids,
@@ -355,13 +355,18 @@ def to_theirs(model, inputs):
                 pixels = pixels if x.ndim == 5 else pixels[:, None]
                 length = model.get_layer("connector").output.shape[1]
                 count = np.sum(inputs["target"] == given["image_id"], axis=1)
-                # transformers leaves out images of zeros.
-                pixels[np.arange(pixels.shape[1]) >= count[:, None] // length] = 0
+                used = np.arange(pixels.shape[1]) < count[:, None] // length
+                if model.family == "smolvlm":  # transformers leaves out images of zeros
+                    pixels[~used] = 0
+                else:
+                    pixels = pixels[used]
             result["pixel_values"] = pixels
             if given.get("naflex") or (given.get("image") or {}).get("naflex"):
                 result |= patches_of(result["pixel_values"], given["patch_size"])
         elif name == "target" and "image_id" in given:
             result["input_ids"] = x
+            if model.family == "gemma3":
+                result["token_type_ids"] = (x == given["image_id"]).astype("int32")
         elif name == "features":
             result["input_features"] = x.transpose(0, 2, 1)
         elif name == "audio" and given.get("normalize_audio"):

@@ -22,7 +22,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.checkpoints.config import Arguments, Config
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
-from keras_tfm.checkpoints.image_settings import PROCESSOR, image_fields, tile_text_fields
+from keras_tfm.checkpoints.image_settings import PROCESSOR, image_fields, picture_text_fields
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.peft import PeftTensors, check_no_adapters
 from keras_tfm.checkpoints.quantized.folder import QuantizedFolder
@@ -297,7 +297,9 @@ def open_huggingface(
             f"{folder} is a preset of KerasHub: load it with checkpoints.from_keras_hub, see "
             "docs/from-kerashub.md"
         )
-    if model_type in _TEXT_PARTS:
+    if model_type in _TEXT_PARTS and (
+        model_type not in FAMILIES or architecture in _TEXT_PARTS[model_type].values()
+    ):
         config, model_type = _text_part(config, model_type, architecture)
     if model_type not in FAMILIES:
         known = f"one of {list(FAMILIES)}"
@@ -499,7 +501,7 @@ def save_huggingface(
 ) -> None:
     """Saves a model as `config.json` and `model.safetensors`, which `transformers` can load.
 
-    For a model of images or audio also `preprocessor_config.json`, of SmolVLM and Idefics3
+    For a model of images or audio also `preprocessor_config.json`, of SmolVLM, Idefics3 and Gemma 3
     `processor_config.json`: the number of tokens of an image, and for a model with the labels of
     `ctc_classifier`, of which one is a space, a `Wav2Vec2CTCTokenizer`: `vocab.json` and
     `tokenizer_config.json`.
@@ -568,7 +570,7 @@ def save_huggingface(
         names, rules = [SINGLE, "config.json"], family.preprocessor(model)
         if "image_size" in model.arguments:
             rules = image_fields(model, image_processor)
-        others = {PREPROCESSOR: rules, PROCESSOR: tile_text_fields(model)}
+        others = {PREPROCESSOR: rules, PROCESSOR: picture_text_fields(model)}
         for name, content in {**others, **family.tokenizer(model)}.items():
             if content is not None:
                 text = json.dumps(content, indent=2, sort_keys=True)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, NoReturn
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Config, Fields
 from keras_tfm.checkpoints.tensors import read_json
-from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.models.vision.clip_encoders import MEAN as CLIP_MEAN
 from keras_tfm.models.vision.clip_encoders import STD as CLIP_STD
 from keras_tfm.models.vision.resnet import IMAGENET_MEAN, IMAGENET_STD
@@ -57,6 +56,7 @@ _CLASSES = {
     "DINOv3ViT": _Class(2, mean=IMAGENET_MEAN, std=IMAGENET_STD),
     "Detr": _Class(2, {"shortest_edge": 800, "longest_edge": 1333}, mean=IMAGENET_MEAN,
                    std=IMAGENET_STD, square=False),
+    "Gemma3": _Class(2),
     "Idefics3": _Class(1, {"longest_edge": 1456}, tiles=True),
     "Siglip": _Class(square=False),
     "Siglip2": _Class(2),
@@ -73,6 +73,7 @@ _OF_MODELS = {
     "dinov2": "Bit",
     "dinov2_with_registers": "Bit",
     "dinov3_vit": "DINOv3ViT",
+    "gemma3": "Gemma3",
     "idefics3": "Idefics3",
     "resnet": "ConvNext",
     "siglip": "Siglip",
@@ -88,6 +89,7 @@ _WITHOUT = {
     "do_pad": (False,),
     "do_flip_channel_order": (False,),
     "do_thumbnail": (False,),
+    "do_pan_and_scan": (False,),
     "rescale_offset": (False,),
 }
 
@@ -144,8 +146,8 @@ def load_image_processor(folder: str | Path) -> ImageProcessor:
     They are in `preprocessor_config.json`, or, in folders of version 5 of transformers, in
     `processor_config.json`. Supported are resizing to a height and width or of the shortest edge,
     with a crop in the centre or without, as the image processors of ViT, DeiT, DINO, DINOv2, CLIP,
-    SigLIP and ResNet do; and the tiles of SmolVLM and Idefics3, as a `runtime.TileProcessor`. For
-    DETR and Depth Anything, whose processors make images of any size, give
+    SigLIP, Gemma 3 and ResNet do; and the tiles of SmolVLM and Idefics3, as a
+    `runtime.TileProcessor`. For DETR and Depth Anything, whose processors make images of any size, give
     `ImageProcessor((H, W), resize="fit")` with the size of the exported file instead; for SigLIP
     2's NaFlex, `ImageProcessor.naflex`.
 
@@ -219,14 +221,13 @@ def image_fields(model: models.Model, processor: ImageProcessor | None) -> Field
     }
 
 
-def tile_text_fields(model: models.Model) -> Fields | None:
-    """The fields of `processor_config.json`, by which images become text; None: it has no tiles."""
-    given = model.arguments
-    if "scale_factor" not in given:
+def picture_text_fields(model: models.Model) -> Fields | None:
+    """The fields of `processor_config.json`, by which images become text; None: they do not."""
+    if "image_id" not in model.arguments:
         return None
-    height, width = as_pair("image_size", given["image_size"])
-    cell = [given["scale_factor"] * x for x in as_pair("patch_size", given["patch_size"])]
-    length = (height // cell[0]) * (width // cell[1])
+    length = model.get_layer("connector").output.shape[1]
+    if model.family == "gemma3":
+        return {"processor_class": "Gemma3Processor", "image_seq_length": length}
     return {"processor_class": f"{_tile_class(model)}Processor", "image_seq_len": length}
 
 

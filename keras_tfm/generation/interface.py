@@ -36,6 +36,7 @@ from keras_tfm.layers.embeddings.token_mask import TokenMask
 from keras_tfm.layers.types import Tensor
 from keras_tfm.models.encoder_decoders.shifted_source import SHIFTED
 from keras_tfm.models.identity import head_of, identity_of
+from keras_tfm.models.vision.image_tokens import PlaceholderRuns
 from keras_tfm.runtime.decoding.special_ids import REAL_PAD
 
 Arrays = Mapping[str, np.ndarray]
@@ -82,6 +83,8 @@ class Input:
         mask_of: str, the input of tokens whose padding mask this is, by its name there.
         end_id: int, the end token that rows must contain, which an `EndTokenPooling` looks for.
         placeholder: the token that a `ReplacePlaceholders` replaces by features.
+        sees_later: bool, whether placeholder tokens of a picture see each other, also later ones
+            (`PlaceholderRuns`): the whole picture must be in one step.
         is_pixels: bool, whether only an `ImageNormalization` reads the input: pixels from 0 to 255.
         audio: an `AudioLayer` such as `LogMelSpectrogram`, if only such layers read the input.
     """
@@ -95,6 +98,7 @@ class Input:
     mask_of: str | None = None
     end_id: int | None = None
     placeholder: Placeholder | None = None
+    sees_later: bool = False
     is_pixels: bool = False
     audio: AudioLayer | None = None
 
@@ -421,6 +425,7 @@ class _Reading(NamedTuple):
     is_segments: bool = False
     end_id: int | None = None
     placeholder: Placeholder | None = None
+    sees_later: bool = False
     is_pixels: bool = False
     audio: AudioLayer | None = None
 
@@ -452,6 +457,7 @@ def _read_inputs(model: keras.Model) -> dict[str, Input]:
                             inner[place].vocabulary_size,
                             inner[place].masked_id,
                             placeholder=inner[place].placeholder,
+                            sees_later=inner[place].sees_later,
                             is_pixels=inner[place].is_pixels,
                             audio=inner[place].audio,
                         )
@@ -480,6 +486,7 @@ def _read_inputs(model: keras.Model) -> dict[str, Input]:
             "by_id" if reads_last and rule == "ends" else rule,
             end_id=next((x.end_id for x in found[::-1] if x.end_id is not None), None),
             placeholder=placeholder,
+            sees_later=any(x.sees_later for x in found),
             is_pixels=bool(found) and all(x.is_pixels for x in found),
             audio=found[0].audio if found and all(x.audio is not None for x in found) else None,
         )
@@ -532,6 +539,8 @@ def _reading(
     if isinstance(operation, ReplacePlaceholders) and place == 1:
         found = Placeholder(operation.token_id, tensors[2].shape[1], operation.group)
         return _Reading(placeholder=found)
+    if isinstance(operation, PlaceholderRuns):
+        return _Reading(sees_later=True)
     if isinstance(operation, AudioLayer):
         return _Reading(audio=operation)
     return _Reading(is_pixels=isinstance(operation, ImageNormalization))

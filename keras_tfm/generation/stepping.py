@@ -244,7 +244,9 @@ def _random_inputs(stepped: SteppedModel, length: int) -> dict[str, Tensor]:
             inputs[name] = ids.reshape(shape).astype(x.dtype)
             if name == target:
                 stepped.place_named_ids(inputs[name], known_ids)
-            if known.placeholder is not None:  # in several steps
+            if known.placeholder is not None:  # in several steps, and no two in a row
+                others = known_ids[known_ids != known.placeholder.token_id]
+                inputs[name][inputs[name] == known.placeholder.token_id] = others[0]
                 inputs[name][:, 1::2] = known.placeholder.token_id
         else:
             inputs[name] = generator.normal(size=shape).astype(x.dtype)

@@ -513,6 +513,8 @@ class TransformerDecoderBlock(TransformerBlock):
             cross-attention.
         keys, values: (..., T, G K) and (..., T, G V), those of another block, for a self-attention
             with `key_value="given"`.
+        token_groups: (B, T), int32, the `groups` of the self-attention: tokens of which each sees
+            the others, also later ones; 0 = none.
 
     Returns:
         Float tensor (..., T, D). If the self-attention has `key_value="returned"`, a tuple of it,
@@ -557,6 +559,7 @@ class TransformerDecoderBlock(TransformerBlock):
         context_position_encoding: Tensor | None = None,
         keys: Tensor | None = None,
         values: Tensor | None = None,
+        token_groups: Tensor | None = None,
         x_mask: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
@@ -574,6 +577,7 @@ class TransformerDecoderBlock(TransformerBlock):
             positions=positions,
             keys=keys,
             values=values,
+            groups=token_groups,
             memory=context if self._is_merged else None,
             memory_mask=context_mask if self._is_merged else None,
         )

@@ -79,6 +79,7 @@ from keras_tfm.models.vision.clip import clip, clip_towers
 from keras_tfm.models.vision.clip_encoders import clip_image, clip_text
 from keras_tfm.models.vision.depth_anything import depth_anything
 from keras_tfm.models.vision.detr import detr, without_auxiliary_outputs
+from keras_tfm.models.vision.gemma3 import gemma3
 from keras_tfm.models.vision.resnet import resnet
 from keras_tfm.models.vision.siglip import siglip
 from keras_tfm.models.vision.siglip_encoders import siglip_image, siglip_text
@@ -119,6 +120,7 @@ __all__ = [
     "falcon_h1",
     "features_of",
     "gemma",
+    "gemma3",
     "gemma4",
     "glm",
     "gpt",

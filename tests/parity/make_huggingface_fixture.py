@@ -309,7 +309,7 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
     granite4["h-tiny"] = (40, 1536, 12, 4, 1024, 48)
     counts: dict[str, dict[str, dict]] = {
         "bert": {}, "gpt": {}, "gemma": {}, "t5": {}, "m2m_100": {}, "t5gemma2": {},
-        "smolvlm": {}, "lfm2": {}, "qwen3_5": {}, "granite4": {}, "nomic_bert": {},
+        "smolvlm": {}, "gemma3": {}, "lfm2": {}, "qwen3_5": {}, "granite4": {}, "nomic_bert": {},
         "gpt_neox": {}, "modernbert_decoder": {}, "glm": {},
         "mamba2": {}, "falcon_h1": {}, "vision_encoder_decoder": {},
     }  # fmt: skip
@@ -446,6 +446,19 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
             )
             model = transformers.SmolVLMForConditionalGeneration(config)
             counts["smolvlm"][size] = counted(model, 49280)
+        gemma3 = {
+            "4b": (34, 2560, 8, 4, 256, 10240), "12b": (48, 3840, 16, 8, 256, 15360),
+            "27b": (62, 5376, 32, 16, 128, 21504),
+        }  # fmt: skip
+        for size, (layers, dim, heads, groups, width, inner) in gemma3.items():
+            text = {
+                "num_hidden_layers": layers, "hidden_size": dim, "num_attention_heads": heads,
+                "num_key_value_heads": groups, "head_dim": width, "intermediate_size": inner,
+            }  # fmt: skip
+            vision = {**so400m, "image_size": 896, "vision_use_head": False}
+            config = transformers.Gemma3Config(text_config=text, vision_config=vision)
+            model = transformers.Gemma3ForConditionalGeneration(config)
+            counts["gemma3"][size] = counted(model, 262208)
         trocr = {
             "small": (
                 {"model_type": "deit", **_vit(12, 384, 6)},

@@ -52,7 +52,8 @@ _PAD_ID, _WINDOW = 0, 4096
 _ACTIVATIONS1 = {**ACTIVATIONS, "gelu": gelu_tanh}
 
 
-def _arguments(config: Config, named: Named, version: int) -> Arguments:
+def text_arguments(config: Config, named: Named, version: int) -> Arguments:
+    """The builder's arguments of Gemma 1, 2 or 3."""
     causal = version < 3 or not config.flag("use_bidirectional_attention", False)
     if version < 3:
         config.only(use_bidirectional_attention=False)
@@ -117,7 +118,8 @@ def _windows(config: Config, num_layers: int, version: int, causal: bool) -> Win
     return read_windows(config, kinds, num_layers, window)
 
 
-def _fields(model: models.Model, architecture: str, version: int) -> Fields:
+def text_fields(model: models.Model, architecture: str, version: int) -> Fields:
+    """The fields of `config.json` of Gemma 1, 2 or 3."""
     given = model.arguments
     name = activation_name(given["activation"])
     fields: Fields = {
@@ -154,13 +156,13 @@ def _fields(model: models.Model, architecture: str, version: int) -> Fields:
             f"got {scalar}"
         )
     window, each = window_of(model)
-    if not given["causal"]:
+    if not given.get("causal", True):
         fields["use_bidirectional_attention"] = True
         window = None if window is None else 2 * (window - 1)
     fields |= {
         "query_pre_attn_scalar": int(scalar),
-        "attn_logit_softcapping": given["attention_logit_soft_cap"],
-        "final_logit_softcapping": given["final_logit_soft_cap"],
+        "attn_logit_softcapping": given.get("attention_logit_soft_cap"),
+        "final_logit_softcapping": given.get("final_logit_soft_cap"),
         # transformers requires a window even if no block has one.
         "sliding_window": _WINDOW if window is None else window,
         "layer_types": [FULL if x is None else SLIDING for x in each],
@@ -178,8 +180,8 @@ def _family(
         model_type=model_type,
         builder=models.gemma,
         table=lambda model: llama.table(model, offset=1.0, post_norm=version > 1),
-        arguments=partial(_arguments, version=version),
-        fields=partial(_fields, version=version),
+        arguments=partial(text_arguments, version=version),
+        fields=partial(text_fields, version=version),
         architectures=architectures(
             name, name.removesuffix("Text") + "ForCausalLM", classifies_tokens=version < 3
         ),

@@ -1,6 +1,7 @@
 """Reads the chat template of a Hugging Face folder as plain strings."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from keras_tfm.checkpoints.config import Fields
@@ -16,6 +17,15 @@ from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 
 # Texts that no template has, in the places of messages.
 _SYSTEM, _USER, _ANSWER, _LAST = (f"\ue000{name}\ue001" for name in "SUAL")
+# By model type, what templates write for a picture, the text around its placeholder, and the
+# defaults of the tokens in both.
+_PLACES = {
+    "gemma3": (
+        "{boi}",
+        "\n\n{boi}{image}{eoi}\n\n",
+        {"boi": "<start_of_image>", "image": "<image_soft_token>", "eoi": "<end_of_image>"},
+    ),
+}
 
 
 def load_chat_template(folder: str | Path, image: bool = False) -> ChatTemplate:
@@ -35,7 +45,8 @@ def load_chat_template(folder: str | Path, image: bool = False) -> ChatTemplate:
     Args:
         folder: str or Path, contains the template and the tokenizer; or a GGUF file.
         image: bool, whether the first message of the user begins with a picture, as in
-            conversations with SmolVLM: `first` then ends with its place, such as `<image>`.
+            conversations with SmolVLM: `first` then ends with its place, such as `<image>`, and the
+            tokens around it.
 
     Returns:
         A `runtime.ChatTemplate`. Its `system` is None if the template refuses a system message.
@@ -64,9 +75,15 @@ def load_chat_template(folder: str | Path, image: bool = False) -> ChatTemplate:
     program = _compile(folder, source, tokens)
     error: ValueError | None = None
     # Some templates write only contents that are lists of parts.
+    place, text = _place_of_picture(folder, tokens) if image else ("", "")
+
+    def render(write: Callable[[list[Fields]], list[Fields]], messages: list[Fields]) -> str:
+        written = program(write(messages))
+        return written.replace(place, text) if place else written
+
     for write in (_with_image,) if image else (_as_texts, _as_parts):
         try:
-            return _strings(folder, lambda x, write=write: program(write(x)), tokens)
+            return _strings(folder, partial(render, write), tokens)
         except ValueError as problem:
             error = error or problem
     assert error is not None
@@ -87,6 +104,15 @@ def _with_image(messages: list[Fields]) -> list[Fields]:
     first = next(x for x in written if x["role"] == "user")
     first["content"].insert(0, {"type": "image"})
     return written
+
+
+def _place_of_picture(folder: Path, tokens: dict[str, str]) -> tuple[str, str]:
+    """What the template writes for a picture, and what a processor then puts there."""
+    file = folder / "config.json"
+    fields: Fields = read_json(file) if file.is_file() else {}
+    place, text, defaults = _PLACES.get(str(fields.get("model_type")), ("", "", {}))
+    names = {name: tokens.get(f"{name}_token", default) for name, default in defaults.items()}
+    return place.format(**names), text.format(**names)
 
 
 def _strings(folder: Path, render: Callable[..., str], tokens: dict[str, str]) -> ChatTemplate:

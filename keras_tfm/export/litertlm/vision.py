@@ -87,6 +87,12 @@ def vision_of(model: keras.Model) -> Vision | None:
             f"{target!r}: LiteRT-LM runs such a model with one other input, of pixels, which only "
             "an ImageNormalization reads; use export_tflite"
         )
+    if inputs[target].sees_later:
+        raise ValueError(
+            f"the tokens of a picture see each other in {name}, and LiteRT-LM reads prompts in "
+            "pieces, which could divide a picture: use export_tflite, or export the language model "
+            "alone"
+        )
     shape = tuple(inputs[pictures[0]].spec.shape)
     if len(shape) == 5:
         raise ValueError(

@@ -388,6 +388,11 @@ class Request:
                 f"{stepped.spec.shape}"
             )
         self.interface.check_side_inputs(self.target)
+        if stepped.sees_later and "decode" in roles:
+            raise ValueError(
+                f"the tokens of a picture see each other in {self.model.name}, and a host reads "
+                f"prompts in pieces, which could divide a picture: export 'generate', got {roles}"
+            )
         if self.max_length is None:
             raise ValueError(f"the signature {roles[0]!r} needs max_length, got None")
         if "generate" in roles and self.start_id is None and not self.prompt_lengths:

@@ -147,7 +147,8 @@ class DecodingScope:
         self._count, self._drafts, self._restarts = count, drafts, restarts
         self._calls: dict[str, Recorded] = {}
         self._written: Cache | None = None
-        self._visible: dict[tuple[object, ...], Visible] = {}
+        # With the groups, so that their id is not reused.
+        self._visible: dict[tuple[object, ...], tuple[Visible, Tensor | None]] = {}
         self._with_context: dict[tuple[object, ...], tuple[Visible, Size, Visible]] = {}
         self._spans: dict[tuple[object, ...], Span] = {}
         # By `id` of the mask; the mask is stored too, so that its id is not reused.
@@ -266,6 +267,7 @@ class DecodingScope:
         mask: Tensor | None,
         window: Window | None = None,
         joined: bool = False,
+        groups: Tensor | None = None,
     ) -> Extended:
         """Adds new keys and values at `position`; returns what the queries attend to.
 
@@ -276,6 +278,8 @@ class DecodingScope:
             mask: (B, T), boolean, True = token, False = padding; optional.
             window: int, the layer's attention window. Default: none.
             joined: bool, whether every query needs a column for each new key, not just its own.
+            groups: (B, T), int32, groups of this step's tokens that see each other; optional. They
+                are not those of hypotheses or drafted tokens.
         """
         length = value.shape[2] if isinstance(value.shape[2], int) else ops.shape(value)[2]
         self._check_capacity(length)
@@ -305,7 +309,7 @@ class DecodingScope:
         nothing_cached = is_first or (at_start and not self._prefix)
         if nothing_cached and self.branches is None:
             return Extended(None, None, real_tokens(mask, self.columns(length), self.padding))
-        return Extended(entry, self._see(length, mask, window, joined), mask)
+        return Extended(entry, self._see(length, mask, window, joined, groups), mask)
 
     def share(self, keys: Tensor, step: Extended | None) -> None:
         """Records what the queries of a layer with these keys attend to, for other layers."""
@@ -348,14 +352,23 @@ class DecodingScope:
         return column + prefix
 
     def _see(
-        self, length: Size, mask: Tensor | None, window: Window | None, joined: bool
+        self,
+        length: Size,
+        mask: Tensor | None,
+        window: Window | None,
+        joined: bool,
+        groups: Tensor | None,
     ) -> Visible:
         """What the step's tokens see; computed once and shared by layers with the same view."""
         known = length if isinstance(length, int) else None
-        key = (known, id(mask), window, joined, self._prefix)
-        if key in self._visible and key[0] is not None:
-            return self._visible[key]
         one = isinstance(length, int) and length == 1
+        if one or self.branches is not None or self._drafts:
+            groups = None
+        if groups is not None and self._write_first:
+            raise ValueError("groups of several tokens need a DecodingScope with write_first=False")
+        key = (known, id(mask), window, joined, self._prefix, id(groups))
+        if key in self._visible and key[0] is not None:
+            return self._visible[key][0]
         result = visible(
             self.columns(length),
             self._capacity + self._prefix,
@@ -367,8 +380,9 @@ class DecodingScope:
             own=not joined and not self._write_first and (self.branches is not None or one),
             masked_score=self._masked_score,
             write_first=self._write_first,
+            groups=groups,
         )
-        self._visible[key] = result
+        self._visible[key] = (result, groups)
         return result
 
     def see_context(self, visible: Visible, mask: Tensor | None, count: Size) -> Visible:

@@ -131,6 +131,7 @@ def visible(
     own: bool,
     masked_score: float,
     write_first: bool = False,
+    groups: Tensor | None = None,
 ) -> Visible:
     """Computes what the tokens of a step see.
 
@@ -146,6 +147,8 @@ def visible(
         own: bool, see `Visible`; requires T = 1 or tokens that share one position.
         masked_score: float, added to the scores of masked keys.
         write_first: bool, see `Visible`. `cached_mask` then includes the tokens of the step.
+        groups: (B, T), int32, groups of the step's tokens, see `masks.in_groups`; without `own` and
+            `write_first`.
     """
     if branches is None:
         columns = ops.arange(capacity, dtype="int32")
@@ -169,6 +172,8 @@ def visible(
         sight: Tensor = masks.in_sight(distances, True, window)
         cached = ops.logical_and(cached, ops.expand_dims(sight[:, :capacity], 0))
         new = ops.expand_dims(sight[:, capacity:], 0)  # (1, T, T)
+        if groups is not None:
+            new = masks.in_groups(groups, window)
     cached_real = _real(cached_mask, columns, padding)
     if cached_real is not None:
         cached = ops.logical_and(cached, ops.expand_dims(cached_real, 1))

@@ -240,23 +240,27 @@ class MultiHeadAttention(RematerializedLayer):
         attention_bias: Tensor | None,
         positions: Positions | None,
         training: bool | None,
+        has_sight: bool = False,
     ) -> Tensor:
         """A full pass: (..., H, T, K), (..., G, S, K), (..., G, S, V) -> (..., H, T, V).
 
         `key_mask` is (..., S), `attention_mask` (..., T, S), both already checked. `attention_bias`
-        is broadcastable to (..., H, T, S).
+        is broadcastable to (..., H, T, S). `has_sight`: whether `attention_mask` has causality and
+        window.
         """
-        causal, window = self._sight
+        causal, window = (False, None) if has_sight else (self.causal, self.window)
         # Dropout draws one seed for all rows.
         if positions is None and current_probe.get() is None and not (self.dropout and training):
             rows = row_blocks(query, key)
             if len(rows) > 1:
-                attend_rows = functools.partial(self._attend, positions=None, training=training)
+                attend_rows = functools.partial(
+                    self._attend, positions=None, training=training, has_sight=has_sight
+                )
                 given = query, key, value, key_mask, attention_mask, attention_bias
                 return attend_to_rows(attend_rows, rows, *given)
         cuts = [WHOLE]
         if current_probe.get() is None and not self._stores_no_scores(
-            query, key, value, (key_mask, attention_mask), attention_bias, training
+            query, key, value, (key_mask, attention_mask), attention_bias, training, window
         ):
             cuts = blocks(query.shape[-2], key.shape[-2], causal, window)
         weights = self._weights(training)
@@ -314,6 +318,7 @@ class MultiHeadAttention(RematerializedLayer):
         given: tuple[Tensor | None, ...],
         attention_bias: Tensor | None,
         training: bool | None,
+        window: Window | None,
     ) -> bool:
         """Whether a full pass at once needs no more memory than one in blocks."""
         if attention_bias is not None or self._adds_terms:
@@ -321,12 +326,7 @@ class MultiHeadAttention(RematerializedLayer):
         dropout = DrawnDropout(self.dropout_layer, None) if self.dropout and training else None
         if not is_fused(query, key, value, self.soft_cap, dropout, None):
             return False
-        return stores_no_scores(query, key, given, self._sight[1], dropout is not None)
-
-    @property
-    def _sight(self) -> tuple[bool, Window | None]:
-        """Causality and window, as far as a full pass computes them from positions."""
-        return self.causal, self.window
+        return stores_no_scores(query, key, given, window, dropout is not None)
 
     def _position_seed(self, training: bool | None) -> Tensor | None:
         return self.position.draw() if self.position is not None and training else None

@@ -179,6 +179,27 @@ def segment_mask(segments: Tensor) -> Tensor:
     return ops.logical_and(ops.equal(queries, keys), ops.greater(queries, 0))
 
 
+def in_groups(groups: Tensor, window: Window | None) -> Tensor:
+    """The mask of causality among T tokens, and of all tokens of a group for each other.
+
+    Args:
+        groups: (B, T), int32, the number of each token's group; 0 = none.
+        window: int, hide keys this far before the query, or further; optional.
+
+    Returns:
+        (B, T, T), boolean, True = the query sees the key.
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers.multi_head_attention.masks import in_groups
+    >>> np.array(in_groups(np.array([[0, 1, 1, 0]]), window=2)).astype(int).tolist()
+    [[[1, 0, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 1]]]
+    """
+    length = groups.shape[1] if isinstance(groups.shape[1], int) else ops.shape(groups)[1]
+    before = distances(length, length, 0)
+    seen = ops.logical_or(ops.less_equal(before, 0), segment_mask(groups))
+    return seen if window is None else ops.logical_and(seen, before > -sides(window)[0])
+
+
 class ScoreTerms(NamedTuple):
     """The factor of the products, the bias that is added, and which scores are hidden.
 

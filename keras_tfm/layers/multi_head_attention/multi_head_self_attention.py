@@ -19,6 +19,7 @@ from keras_tfm.layers.decoding.cache import (
 from keras_tfm.layers.decoding.scope import columns_of, current_scope, positions_of
 from keras_tfm.layers.decoding.source_scope import SourceScope, refuse_mask
 from keras_tfm.layers.decoding.visibility import Extended, Visible
+from keras_tfm.layers.embeddings.lookup import as_integers
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.attention import attention, joined_bias
@@ -87,6 +88,10 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             The masks and the bias of pairs are for `x` alone: every token sees the whole memory.
         memory_mask: (..., S), boolean, True = token, False = padding. Default: the mask that
             `memory` carries.
+        groups: (B, T), int32, the number of each token's group; 0 = none. With `causal`, the tokens
+            of a group see each other, also later ones, as those of a picture in Gemma 3 do
+            (arXiv:2503.19786). A window hides earlier keys of a group, too. In a step, groups are
+            those of its own tokens, so a group must be in one step.
         x_mask: boolean, the mask that `x` carries; filled in by Keras when a call has several
             tensors.
 
@@ -220,6 +225,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         values: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
+        groups: Tensor | None = None,
         x_mask: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
@@ -232,6 +238,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             )
         self._check_memory(x, memory)
         self._check_value(x, value)
+        groups = self._checked_groups(x, groups)
         mask = x_mask if mask is None else mask
         scope = current_scope.get()
         if mask is not None:
@@ -264,7 +271,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
                 k, v = as_cached(k), as_cached(v)
             if self.causal and scope is not None:
                 joined = self.position is not None and self.position.reads_keys
-                step = scope.extend(self.name, k, v, mask, self.window, joined)
+                step = scope.extend(self.name, k, v, mask, self.window, joined, groups)
         if self.key_value == "returned":
             keys, values = merge_heads(k), merge_heads(v)
             if scope is not None:
@@ -276,11 +283,14 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             y = self._step(q, k, v, step, attention_mask, attention_bias, where, training, other)
         else:
             pairs = self._check_pairs(attention_mask, attention_bias, x, x.shape[-2])
-            if other is None:
+            if groups is not None:
+                sight = masks.combine(masks.in_groups(groups, self.window), pairs[0])
+                y = self._attend(q, k, v, mask, sight, pairs[1], where, training, has_sight=True)
+            elif other is None:
                 y = self._attend(q, k, v, mask, *pairs, where, training)
             else:
                 merged = self._merge(k, v, mask, *pairs, *other)
-                y = self._attend(q, *merged, where, training)
+                y = self._attend(q, *merged, where, training, has_sight=True)
         if not self.gate:
             y = merge_heads(y)
         elif self.gate == GATED_QUERY:
@@ -333,6 +343,20 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         if memory is not None:
             expected = (*x.shape[:-2], memory.shape[-2], x.shape[-1])
             masks.check_shape(memory, "memory", expected, "(..., S, D)")
+
+    def _checked_groups(self, x: Tensor, groups: Tensor | None) -> Tensor | None:
+        if groups is None:
+            return None
+        if not self.causal or self.merged or self.key_value != "own" or self._adds_terms:
+            raise ValueError(
+                f'{self.name}: groups need causal=True, merged=False, key_value="own" and a '
+                "position part that only rotates"
+            )
+        if isinstance(current_scope.get(), SourceScope):
+            raise ValueError(f"{self.name}: groups are not for a source that is read in pieces")
+        groups = as_integers(groups, f"{self.name}: groups")
+        masks.check_shape(groups, "groups", tuple(x.shape[:-1]), "(B, T)")
+        return groups
 
     def _check_value(self, x: Tensor, value: Tensor | None) -> None:
         if value is None:
@@ -405,11 +429,6 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         key = ops.concatenate([key, ops.cast(keys, key.dtype)], axis=-2)
         value = ops.concatenate([value, ops.cast(values, value.dtype)], axis=-2)
         return key, value, mask, attention_mask, attention_bias
-
-    @property
-    def _sight(self) -> tuple[bool, Window | None]:
-        # The mask of pairs has them already, and no context.
-        return (False, None) if self.merged else super()._sight
 
     def _step(
         self,

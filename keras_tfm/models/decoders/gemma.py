@@ -4,6 +4,7 @@ And EmbeddingGemma (arXiv:2509.20354), a Gemma 3 without causality that embeds t
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from keras_tfm.arguments import check_positive
@@ -57,6 +58,47 @@ SIZES: dict[str, Arguments] = {
         causal=False, pad_id=0,
     ),
 }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaDecoder(RotaryDecoder):
+    """The parts of a Gemma, see `gemma`."""
+
+    head_dim: int
+    rope_theta: float
+    rope_scaling: RotaryScaling | None
+    post_norm: bool = True
+    query_key_norm: bool = True
+    local_rope_theta: float | None = None
+    query_pre_attention_scalar: float | None = None
+    attention_logit_soft_cap: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        scalar, theta = self.query_pre_attention_scalar, self.local_rope_theta
+        check_positive("query_pre_attention_scalar", scalar, optional=True)
+        check_positive("local_rope_theta", theta, optional=True)
+        check_positive("final_logit_soft_cap", self.soft_cap, optional=True)
+
+    def gemma_block(self, i: int, window: int | None) -> TransformerDecoderBlock:
+        """Block i, with its entry of `windows`."""
+        theta, scaling = self.rope_theta, self.rope_scaling
+        if window is not None and self.local_rope_theta is not None:
+            theta, scaling = self.local_rope_theta, None
+        residual = Residual(
+            input_norm=self.norm("norm"),
+            output_norm=self.norm("output_norm") if self.post_norm else None,
+            dtype=self.dtype,
+        )
+        return self.block(
+            i,
+            window,
+            RotaryEmbedding(theta, scaling=scaling, dtype=self.dtype),
+            residual,
+            scale=(self.query_pre_attention_scalar or self.head_dim) ** -0.5,
+            soft_cap=self.attention_logit_soft_cap,
+            **(self.head_norms() if self.query_key_norm else {}),
+        )
 
 
 @builder
@@ -117,36 +159,15 @@ def gemma(
     >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
     (1, 6)
     """
-    check_positive("query_pre_attention_scalar", query_pre_attention_scalar, optional=True)
-    check_positive("local_rope_theta", local_rope_theta, optional=True)
-    check_positive("final_logit_soft_cap", final_logit_soft_cap, optional=True)
-    scalar = head_dim if query_pre_attention_scalar is None else query_pre_attention_scalar
-    parts = RotaryDecoder(
+    parts = GemmaDecoder(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
         intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
         head_dim=head_dim, activation=activation, rms_norm_epsilon=rms_norm_epsilon,
         windows=windows, attention_bias=attention_bias, attention_dropout=attention_dropout,
         causal=causal, tie_output=tie_output, pad_id=pad_id, scale_embedding=True,
-        soft_cap=final_logit_soft_cap, name=name, dtype=dtype,
+        soft_cap=final_logit_soft_cap, name=name, dtype=dtype, rope_theta=rope_theta,
+        rope_scaling=rope_scaling, local_rope_theta=local_rope_theta, post_norm=post_norm,
+        query_key_norm=query_key_norm, query_pre_attention_scalar=query_pre_attention_scalar,
+        attention_logit_soft_cap=attention_logit_soft_cap,
     )  # fmt: skip
-
-    def block(i: int, window: int | None) -> TransformerDecoderBlock:
-        theta, scaling = rope_theta, rope_scaling
-        if window is not None and local_rope_theta is not None:
-            theta, scaling = local_rope_theta, None
-        residual = Residual(
-            input_norm=parts.norm("norm"),
-            output_norm=parts.norm("output_norm") if post_norm else None,
-            dtype=dtype,
-        )
-        return parts.block(
-            i,
-            window,
-            RotaryEmbedding(theta, scaling=scaling, dtype=dtype),
-            residual,
-            scale=scalar**-0.5,
-            soft_cap=attention_logit_soft_cap,
-            **(parts.head_norms() if query_key_norm else {}),
-        )
-
-    return parts.build(block, norm=parts.norm("decoder_norm"))
+    return parts.build(parts.gemma_block, norm=parts.norm("decoder_norm"))

@@ -4,20 +4,16 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_tfm import layers
-from keras_tfm.arguments import check_integer
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
-from keras_tfm.layers.types import Activation, Arguments, Config, DType, Shape, Tensor
+from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder, initializer
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
+from keras_tfm.models.vision.image_tokens import SO400M, encode_images, place_features
 from keras_tfm.models.vision.siglip_encoders import MEAN, STD
-from keras_tfm.models.vision.vit import PixelEncoder
 
-# SigLIP of ViT-B's size, the default, and its shape-optimised size.
-_SO400M: Arguments = {"dim": 1152, "num_layers": 27, "num_heads": 16, "intermediate_dim": 4304}
 # Section 2 of the SmolVLM paper: SigLIP-B/16 with SmolLM2-135M and -360M, SigLIP-SO400M with
 # SmolLM2-1.7B; its pixel shuffle of 4, 4 and 3. Images of 512 and 384 pixels: the blog posts on
 # SmolVLM-256M and on SmolVLM (hf.co/blog/smolervlm, hf.co/blog/smolvlm), which has the number of
@@ -35,7 +31,7 @@ SIZES: dict[str, Arguments] = {
     "2.2b": {
         "dim": 2048, "num_layers": 24, "num_heads": 32, "intermediate_dim": 8192,
         "rope_theta": 273768.0, "max_length": 16384, "image_size": 384, "patch_size": 14,
-        "scale_factor": 3, "image": _SO400M,
+        "scale_factor": 3, "image": SO400M,
     },
 }  # fmt: skip
 
@@ -116,29 +112,15 @@ def smolvlm(
     >>> model({"pixels": pixels, "target": target}).shape
     TensorShape([1, 11, 11])
     """
-    check_integer("image_id", image_id, minimum=0)
-    check_integer("num_images", num_images, optional=True)
-    if image_id >= vocabulary_size:
-        raise ValueError(
-            f"image_id must be in the vocabulary, 0..{vocabulary_size - 1}, got {image_id}"
-        )
-    parts = PixelEncoder(
-        image_size=image_size, patch_size=patch_size, position_size=None, image_mean=image_mean,
-        image_std=image_std, dropout=0.0, dtype=dtype, prefix="image_", class_token=False,
-        **image_encoder_arguments(image),
+    pixels, x, _ = encode_images(
+        image, num_images, dtype, image_size=image_size, patch_size=patch_size, position_size=None,
+        image_mean=image_mean, image_std=image_std,
     )  # fmt: skip
-    pixels, x, _ = parts.encode(num_images)
-    x = layers.LayerNormalization(
-        epsilon=parts.layer_norm_epsilon, dtype=dtype, name="image_final_norm"
-    )(x)
     x = layers.PixelShuffle(scale_factor, dtype=dtype, name="pixel_shuffle")(x)
-    length = x.shape[1]
     x = keras.layers.Dense(
         dim, use_bias=False, kernel_initializer=initializer(), dtype=dtype, name="connector"
     )(x)
-    features = x
-    if num_images is not None:  # one sequence of the images of a row
-        features = JoinImages(num_images, name="features")(x)
+    place = place_features(x, image_id, num_images, vocabulary_size, dtype)
     decoder = RotaryDecoder(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
         intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
@@ -154,9 +136,7 @@ def smolvlm(
         return decoder.block(i, window, position, residual)
 
     def stack(tokens: Tensor, x: Tensor, blocks: list[keras.layers.Layer]) -> Tensor:
-        group = None if num_images is None else length
-        places = layers.ReplacePlaceholders(image_id, group=group, dtype=dtype, name="image_tokens")
-        x = places(x, tokens, features)
+        x = place(tokens, x)
         for layer in blocks:
             x = layer(x)
         return x
@@ -164,45 +144,3 @@ def smolvlm(
     return decoder.build(
         block, norm=decoder.norm("decoder_norm"), stack=stack, others={"pixels": pixels}
     )
-
-
-def image_encoder_arguments(given: Mapping[str, Any] | None) -> Arguments:
-    """The arguments of the image encoder, with the defaults of SigLIP's base size."""
-    known: Arguments = {
-        "dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072,
-        "activation": layers.gelu_tanh, "layer_norm_epsilon": 1e-6, "attention_dropout": 0.0,
-    }  # fmt: skip
-    wrong = [name for name in given or {} if name not in known]
-    if wrong:
-        raise ValueError(f"image= must have arguments among {list(known)}, got {wrong[0]!r}")
-    return {**known, **(given or {})}
-
-
-@keras.saving.register_keras_serializable("keras_tfm")
-class JoinImages(keras.layers.Layer):
-    """Makes one sequence of the features of N images: (B N, L, D) -> (B, N L, D).
-
-    >>> import numpy as np
-    >>> from keras_tfm.models.vision.smolvlm import JoinImages
-    >>> JoinImages(3)(np.zeros((6, 7, 8), "float32")).shape
-    TensorShape([2, 21, 8])
-    """
-
-    def __init__(self, num_images: int, **kwargs: Any):
-        super().__init__(autocast=False, **kwargs)
-        self.num_images = num_images
-
-    def call(self, x: Tensor) -> Tensor:
-        """(B N, L, D) -> (B, N L, D)."""
-        return ops.reshape(x, (-1, self.num_images * x.shape[1], x.shape[2]))
-
-    def compute_output_shape(self, x_shape: Shape) -> Shape:
-        """(B, N L, D)."""
-        rows, length, dim = x_shape
-        return (
-            None if rows is None else rows // self.num_images, self.num_images * length, dim
-        )  # fmt: skip
-
-    def get_config(self) -> Config:
-        """The constructor's arguments."""
-        return {**super().get_config(), "num_images": self.num_images}

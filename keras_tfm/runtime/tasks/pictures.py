@@ -10,7 +10,7 @@ from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.media.decoded_picture import Picture
 from keras_tfm.runtime.media.image_processor import ImageProcessor, Pictures
 from keras_tfm.runtime.media.tile_processor import IMAGE, TileProcessor
-from keras_tfm.runtime.tasks.text import answers, prompt_of, target_of
+from keras_tfm.runtime.tasks.text import answers, prompt_of, target_of, tokenizer_of
 
 # Pictures for the first input that takes them, or by name, beside arrays for other inputs.
 PicturesByInput = Pictures | Mapping[str, Pictures | Values]
@@ -101,7 +101,7 @@ def caption(
     if isinstance(processor, TileProcessor) and not isinstance(prompt, list | tuple):
         inputs[target] = _prompts(file, processor, images, cast("str | None", prompt))
     elif prompt is not None:
-        one = prompt if isinstance(prompt, str) else list(prompt)
+        one = _about_picture(file, prompt) if isinstance(prompt, str) else list(prompt)
         inputs[target] = cast("Values", [one] * len(np.asarray(pixels)))
     texts = answers(file, inputs)
     return texts if are_several(images) else texts[0]
@@ -114,15 +114,23 @@ def _prompts(
 
     Without `<image>` in it, a prompt is a message of the user about the picture.
     """
-    prompt, template = prompt or "", file.manifest.chat_template
-    if IMAGE not in prompt:
-        has_place = template is not None and IMAGE in template.first
-        prompt = template.prompt(prompt) if template and has_place else IMAGE + prompt
+    prompt = _about_picture(file, prompt or "")
+    prompt = prompt if IMAGE in prompt else IMAGE + prompt
     known = prompt_of(file)
     features = known.placeholder_group or known.placeholders
     if features is None:
         raise ValueError(f"{file.path} reads no pictures inside the text: give images= of one size")
     return processor.expand(prompt, images, features)
+
+
+def _about_picture(file: LoadedFile, prompt: str) -> str:
+    """A prompt without the place of a picture as a message of the user about the picture."""
+    token_id, template = prompt_of(file).placeholder_id, file.manifest.chat_template
+    if token_id is None or template is None:
+        return prompt
+    place = tokenizer_of(file, target_of(file)).token(token_id)
+    has_place = place in prompt or place not in template.first
+    return prompt if has_place else template.prompt(prompt)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
