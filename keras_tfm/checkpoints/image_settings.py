@@ -147,9 +147,9 @@ def load_image_processor(folder: str | Path) -> ImageProcessor:
     `processor_config.json`. Supported are resizing to a height and width or of the shortest edge,
     with a crop in the centre or without, as the image processors of ViT, DeiT, DINO, DINOv2, CLIP,
     SigLIP, Gemma 3 and ResNet do; and the tiles of SmolVLM and Idefics3, as a
-    `runtime.TileProcessor`. For DETR and Depth Anything, whose processors make images of any size, give
-    `ImageProcessor((H, W), resize="fit")` with the size of the exported file instead; for SigLIP
-    2's NaFlex, `ImageProcessor.naflex`.
+    `runtime.TileProcessor`. For DETR and Depth Anything, whose processors make images of any size,
+    give `ImageProcessor((H, W), resize="fit")` with the size of the exported file instead; for
+    SigLIP 2's NaFlex, `ImageProcessor.naflex`.
 
     Args:
         folder: str or Path, a folder saved by `transformers`.
