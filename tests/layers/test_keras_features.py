@@ -203,7 +203,7 @@ def test_lora_reaches_every_projection():
     assert last < first
     for layer, kernel in zip(projections(model), kernels, strict=True):
         np.testing.assert_array_equal(layer._kernel, kernel)
-        assert np.any(to_numpy(layer.lora_kernel_b) != 0) or "key" in layer.name
+        assert np.any(to_numpy(layer.lora_kernel_b) != 0)
     assert np.any(to_numpy(model(IDS)) != before)
 
 
@@ -215,5 +215,5 @@ def test_keras_quantization_reaches_every_projection():
     model.quantize("int8")
     assert all(layer.quantization_mode == "int8" for layer in projections(model))
     # 127 steps of the largest of a column: half a percent of each product, a dozen layers.
-    assert_close(model(IDS), before, 0.1 * np.abs(before).max())
+    assert_close(model(IDS), before, 0.1)
     assert np.any(to_numpy(model(IDS)) != before)
