@@ -317,3 +317,12 @@ def test_rounding_may_lead_a_search_elsewhere(quantization):
     compare.strategy = Beam(3, hypotheses=2, processors=[lambda logits, _: logits])
     error, *_ = compare._compare_search(signature, inputs, found)
     np.testing.assert_allclose(error, 5.0, rtol=1e-5)
+
+
+def test_nan_in_any_row_is_the_worst_error():
+    """A check of unrounded weights reads nothing else."""
+    wanted, still = [np.ones(2)] * 2, np.zeros(2)
+    for errors in ([still, still * np.nan], [still * np.nan, still]):
+        found = comparison.check("predict", 2, errors, wanted, [], [1.0])
+        found.relative_error, found.graph_error = 0.0, found.worst_error
+        assert "with unrounded weights expected" in found.failure

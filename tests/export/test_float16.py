@@ -99,7 +99,7 @@ def largest(content, x):
     interpreter.invoke()
     operators = flatbuffer.read(content).subgraphs[0].operators
     computed = [interpreter.get_tensor(int(y)) for one in operators for y in one.outputs]
-    return max(np.abs(values).max() for values in computed)
+    return np.max([np.abs(values).max() for values in computed])
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 1e-12])

@@ -213,6 +213,17 @@ def test_a_family_is_whole_and_right_on_the_delegate(gpu, case, tmp_path):
     assert max(rounded.errors.values()) < largest and rounded.warning is None, str(rounded)
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_is_an_error(wrong):
+    """On either side, and beside other outputs that are right: `max(0.0, nan)` is 0."""
+    right, others = np.array([1.0, 2.0]), np.array([1.0, wrong])
+    assert (
+        gpu_verification.relative_error(right, others)
+        == gpu_verification.relative_error(others, right)
+        == np.inf
+    )
+
+
 def test_the_export_says_what_the_delegate_does(gpu, tmp_path):
     model = randomize(small_model("gpt2"))
     report = export_tflite(model, tmp_path / "gpt.tflite", accelerator="gpu", **STEPS)

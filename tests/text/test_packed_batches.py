@@ -119,7 +119,7 @@ def difference(model):
                     errors.append(np.abs(packed[i][of] - alone).max())
                     size = max(size, np.abs(alone).max())
     assert len(errors) >= len(rows)
-    return max(errors) / size
+    return np.max(errors) / size
 
 
 @pytest.mark.parametrize("position", ["rotary", "t5", "alibi", "input", "none"])

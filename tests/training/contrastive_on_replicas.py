@@ -30,7 +30,7 @@ def trained(strategy, loss):
 
 
 def distance(ones, others):
-    return max(float(np.abs(a - b).max()) for a, b in zip(ones, others, strict=True))
+    return float(np.max([np.abs(a - b).max() for a, b in zip(ones, others, strict=True)]))
 
 
 if __name__ == "__main__":

@@ -106,6 +106,8 @@ def check(
     finite = [np.isfinite(x) for x in wanted]
     squared = sum(_sum(x, 2, where) for x, where in zip(wanted, finite, strict=True))
     root = (squared / max(1, sum(int(x.sum()) for x in finite))) ** 0.5
+    # Not Python's `max`, which drops the NaN of a later row.
+    worst = float(np.max([root_mean_square(x) for x in errors], initial=0.0))
     # NaN: nothing was compared.
     squares = (sum(_sum(x, 2) for x in errors) / count) ** 0.5 if count else float("nan")
     all_gaps = np.concatenate(gaps) if gaps else np.zeros(0)
@@ -116,7 +118,7 @@ def check(
         mean_error=sum(_sum(x, 1) for x in errors) / count if count else 0.0,
         relative_error=squares / max(root, 1e-6),
         scale=max(root, 1e-6),
-        worst_error=max((root_mean_square(x) for x in errors), default=0.0) / max(root, 1e-6),
+        worst_error=worst / max(root, 1e-6),
         top_1=float((all_gaps == 0.0).mean()) if len(all_gaps) else None,
         top_1_gap=float(all_gaps.max(initial=0.0)) / max(root, 1e-6),
         ms=float(np.median(ms)),

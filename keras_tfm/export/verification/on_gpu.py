@@ -144,8 +144,9 @@ def _reason(log: Path, refusal: str) -> str:
 
 
 def relative_error(expected: np.ndarray, found: np.ndarray) -> float:
-    """The largest difference, relative to the largest value; infinite if `found` is not finite."""
+    """The largest difference, relative to the largest value; infinite if a value is not finite."""
+    if not (np.isfinite(expected).all() and np.isfinite(found).all()):
+        return np.inf
     expected = expected.astype("float64")
     scale = float(np.max(np.abs(expected), initial=0.0)) or 1.0
-    difference = np.abs(found.astype("float64") - expected)
-    return float(np.max(difference, initial=0.0)) / scale if np.isfinite(found).all() else np.inf
+    return float(np.max(np.abs(found.astype("float64") - expected), initial=0.0)) / scale
