@@ -8,6 +8,7 @@ import pytest
 from compare import assert_close
 from grids import one_of_each
 from huggingface_cases import CASES, FOLDER, inputs_of, loaded, run
+from live_transformers import with_noise
 
 from keras_tfm import checkpoints
 
@@ -119,7 +120,7 @@ FAST = {
 def test_both_ways(name, options, tmp_path):
     torch.manual_seed(0)
     cls = getattr(transformers, name)
-    theirs = cls(cls.config_class(**options))
+    theirs = with_noise(cls(cls.config_class(**options)))
     theirs.save_pretrained(tmp_path / "theirs")
     ours = checkpoints.load_huggingface(tmp_path / "theirs")
     assert_same(ours, theirs)
@@ -144,7 +145,7 @@ def test_half_precision_in_several_files(name, dtype, tmp_path):
     torch.manual_seed(0)
     cls = getattr(transformers, name)
     options = {"Bert": BERT, "T5Fo": T5}[name[:4]]
-    theirs = cls(cls.config_class(**options)).to(getattr(torch, dtype))
+    theirs = with_noise(cls(cls.config_class(**options))).to(getattr(torch, dtype))
     theirs.save_pretrained(tmp_path, max_shard_size="3KB")
     assert (tmp_path / "model.safetensors.index.json").is_file()
     assert_same(checkpoints.load_huggingface(tmp_path), theirs.float())

@@ -7,7 +7,7 @@ import pytest
 from compare import assert_close
 from grids import one_of_each
 from huggingface_cases import run
-from live_transformers import made, saved
+from live_transformers import made, saved, with_noise
 
 from keras_tfm import checkpoints
 
@@ -422,7 +422,8 @@ def test_the_language_model_of_gemma_3_with_images(version, tmp_path):
         text_config=text, vision_config=vision, mm_tokens_per_image=1, image_token_index=3,
         boi_token_index=4, eoi_token_index=5,
     )  # fmt: skip
-    theirs = transformers.Gemma3ForConditionalGeneration(config).eval()
+    torch.manual_seed(0)
+    theirs = with_noise(transformers.Gemma3ForConditionalGeneration(config).eval())
     theirs.save_pretrained(tmp_path)
     if version == 4:
         tensors = load_file(tmp_path / "model.safetensors")
@@ -458,7 +459,8 @@ def test_the_language_model_of_a_folder_that_reads_images(tmp_path):
         text_config={**QWEN3_5, "rope_parameters": rope}, vision_config=vision,
         tie_word_embeddings=True, **{name: 3 + i for i, name in enumerate(names)},
     )  # fmt: skip
-    theirs = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    torch.manual_seed(0)
+    theirs = with_noise(transformers.Qwen3_5ForConditionalGeneration(config).eval())
     theirs.save_pretrained(tmp_path)
     with pytest.raises(
         ValueError, match='must be "qwen3_5_text": vision_config is of im'
@@ -492,7 +494,8 @@ def test_the_language_model_of_mistral_3_with_images(kind, name, tied, tmp_path)
     config = transformers.Mistral3Config(
         text_config=text, vision_config=vision, image_token_index=3, tie_word_embeddings=tied
     )
-    theirs = transformers.Mistral3ForConditionalGeneration(config).eval()
+    torch.manual_seed(0)
+    theirs = with_noise(transformers.Mistral3ForConditionalGeneration(config).eval())
     theirs.save_pretrained(tmp_path)
     ours = checkpoints.load_huggingface(tmp_path, architecture=name)
     assert ours.arguments["tie_output"] is tied
