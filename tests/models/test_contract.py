@@ -479,7 +479,8 @@ def test_what_hugging_face_has_no_model_for_is_refused(case, tmp_path):
     pytest.importorskip("safetensors")
     from keras_tfm.checkpoints import save_huggingface
 
-    with pytest.raises(ValueError):
+    message = "^expected a model of models.bert, |: the head of a .* checkpoint must be one of "
+    with pytest.raises(ValueError, match=message):
         save_huggingface(model_of(case), tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
