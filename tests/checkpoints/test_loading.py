@@ -168,15 +168,17 @@ def peak(folder, dtype, small):
 def write_random(folder, vocabulary_size, dim, num_layers, intermediate_dim):
     """A folder of a Llama in bfloat16, written tensor by tensor."""
     sizes = {"num_layers": num_layers, "intermediate_dim": intermediate_dim}
-    small = models.llama(13, dim=8, num_heads=dim // 64, num_layers=num_layers, intermediate_dim=11,
-                         head_dim=64, tie_output=True)  # fmt: skip
+    small = models.llama(
+        13, dim=16, num_heads=dim // 64, num_layers=num_layers, intermediate_dim=11, head_dim=64,
+        tie_output=True,
+    )  # fmt: skip
     save_huggingface(small, folder)
     config = json.loads((folder / "config.json").read_text())
     config |= {"vocab_size": vocabulary_size, "hidden_size": dim}
     config["intermediate_size"] = intermediate_dim
     (folder / "config.json").write_text(json.dumps(config))
     assert config["num_hidden_layers"] == sizes["num_layers"]
-    replace = {13: vocabulary_size, 8: dim, 11: intermediate_dim}
+    replace = {13: vocabulary_size, 16: dim, 11: intermediate_dim}
     tensors = Tensors(folder)
     shapes = {x: [replace.get(n, n) for n in tensors[x].shape] for x in tensors}
     noise = np.random.default_rng(0).normal(size=2**20).astype("float32") * 0.02

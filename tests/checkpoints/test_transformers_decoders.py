@@ -346,7 +346,7 @@ HYBRID = ("GraniteMoeHybridForCausalLM", GRANITE4)
         ),
         (OLD, {"attention_types": [[["local"], 2]], "attention_layers": None}, "one kind for eac"),
         (OLD, {"attention_layers": ["local"]}, "attention_layers must be"),
-        (LLAMA, {"model_type": "lfm2_moe"}, "model_type must be one of .* got 'lfm2_moe'"),
+        (LLAMA, {"model_type": "no_such_type"}, "model_type must be one of .* got 'no_such_type'"),
         (LLAMA, {"model_type": "qwen3_5_moe_text"}, "model_type must be one of"),
         (("Lfm2ForCausalLM", LFM2), {"layer_types": ["conv"]}, "layer_types must be 3 of full_"),
         (("Lfm2ForCausalLM", LFM2), {"layer_types": None, "full_attn_idxs": "x"}, "full_attn_idx"),
