@@ -16,7 +16,7 @@ from keras_tfm.layers.types import Config
 from keras_tfm.models.identity import Marker, identity_of
 from keras_tfm.models.model import Model
 from keras_tfm.models.quantization.state import quantization_of, set_quantization
-from keras_tfm.models.with_dtype import recreate
+from keras_tfm.models.with_dtype import read_statistics, recreate
 
 _TARGET = "target_vocabulary_size"
 # Their ids are codes of pictures, or the start token or the first code is the last id: they cannot
@@ -251,6 +251,7 @@ def _copy(
         new.assign(value)
         if id(weight) in grids:
             grids[id(weight)] = grids[id(weight)].with_rows(value, old_rows)
+    read_statistics(copy)
     if state is not None:
         pairs = zip(copy.weights, plain.weights, strict=True)
         of_copy = {id(new): grids[id(old)] for new, old in pairs if id(old) in grids}

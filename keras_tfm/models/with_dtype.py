@@ -67,6 +67,7 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
         for variable, value in values:
             # On JAX, a model gives its arrays away when it predicts: no two may share one.
             variable.assign(ops.copy(ops.cast(value(), variable.dtype)))
+    read_statistics(copy)
     state = saved_quantization(model)
     if state is not None:
         set_quantization(copy, state.copy(copy))
@@ -105,6 +106,7 @@ def float32_view(model: keras.Model) -> keras.Model:
             read_when_used(variable, partial(_float32, value))
         else:
             variable.assign(_float32(value))
+    read_statistics(copy)
     return copy
 
 
@@ -200,7 +202,9 @@ def recreate(
         if not isinstance(layer, keras.layers.Layer):
             return layer  # an operation, without weights
         with _naming(layer, form):
-            return type(layer).from_config(change(layer, configs[id(layer)]))
+            new = type(layer).from_config(change(layer, configs[id(layer)]))
+            _copy_vocabulary(layer, new)
+            return new
 
     # The same graph without the compile state, which would be copied too.
     kind = Model if isinstance(model, Model) else keras.Model
@@ -213,6 +217,27 @@ def recreate(
                 configs[id(layer)] = layer.get_config()
         copy = keras.models.clone_model(plain, clone_function=recreate_layer, recursive=True)
     return plain, copy
+
+
+def _copy_vocabulary(layer: keras.Layer, new: keras.Layer) -> None:
+    """Gives a lookup the vocabulary that `adapt` found, which is in no configuration."""
+    if not isinstance(layer, keras.layers.IntegerLookup | keras.layers.StringLookup):
+        return
+    if layer.get_config()["vocabulary"] is not None:
+        return
+    tokens = layer.get_vocabulary(include_special_tokens=False)
+    weights = None
+    if layer.output_mode == "tf_idf":
+        special = layer.vocabulary_size() - len(tokens)
+        weights = ops.convert_to_numpy(layer.idf_weights)[special:][: len(tokens)]
+    new.set_vocabulary(tokens, weights)
+
+
+def read_statistics(model: keras.Model) -> None:
+    """Lets layers that keep tensors made of their weights, as `Normalization`, read these again."""
+    for layer in sublayers(model):
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()
 
 
 def copy_adapters(model: keras.Model, copy: keras.Model) -> None:
@@ -305,6 +330,7 @@ def dequantize(model: keras.Model) -> keras.Model:
             weights = [float_kernel(old), *([] if old.bias is None else [old.bias])]
         for variable, value in zip(new.weights, weights, strict=True):
             variable.assign(ops.copy(ops.cast(value, variable.dtype)))  # see `with_dtype`
+    read_statistics(copy)
     return copy
 
 

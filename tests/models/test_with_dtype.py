@@ -185,3 +185,31 @@ def test_a_view_reads_the_weights_of_its_model(dtype, monkeypatch):
     assert_close(view(IDS), with_dtype(model)(IDS), 0.0)
     assert_close(float32_view(view)(IDS), view(IDS), 0.0)
     assert not any(map(is_initialized, kernels))
+
+
+def adapted(layer, rows):
+    """A model of float inputs (B, 2) that begins with a layer after `adapt`."""
+    layer.adapt(rows)
+    x = keras.Input((2,))
+    return keras.Model(x, keras.layers.Dense(3)(layer(x)))
+
+
+def test_statistics_of_adapted_layers_stay():
+    rows = np.array([[100.0, -3.0], [110.0, 5.0], [117.0, 2.0]], "float32")
+    model = adapted(keras.layers.Normalization(), rows)
+    expected = to_numpy(model(rows))
+    assert_close(with_dtype(model, "float32")(rows), expected, 1e-6)
+    half = with_dtype(model, "mixed_bfloat16")
+    assert_close(half(rows), expected, 5e-2)
+    assert_close(with_dtype(half, "float32")(rows), expected, 1e-6)
+
+
+@tensorflow_only
+@pytest.mark.parametrize("mode", ["multi_hot", "tf_idf"])
+def test_vocabularies_of_adapted_layers_stay(mode):
+    ids = np.array([[3, 7], [7, 5], [7, 2]])
+    layer = keras.layers.IntegerLookup(output_mode=mode)
+    layer.adapt(ids)
+    x = keras.Input((2,), dtype="int64")
+    model = keras.Model(x, keras.layers.Dense(3)(layer(x)))
+    assert_close(with_dtype(model, "float32")(ids), to_numpy(model(ids)), 1e-6)

@@ -10,6 +10,7 @@ from keras_tfm.arguments import check_integer, check_positive, check_rate
 from keras_tfm.distributed.replicas import gather_rows
 from keras_tfm.layers.types import Arguments, Config, Tensor
 from keras_tfm.models import Model
+from keras_tfm.models.with_dtype import read_statistics
 from keras_tfm.training.losses.token_losses import Tensors
 
 # A number, or a `keras.optimizers.schedules.LearningRateSchedule`.
@@ -152,6 +153,7 @@ class DINO(Model):
             name="step", shape=(), dtype="int32", aggregation="only_first_replica", **still
         )
         self.teacher.set_weights(self.student.get_weights())
+        read_statistics(self.teacher)
         # A copy: JAX would share the buffer.
         self.teacher_prototypes.assign(ops.convert_to_numpy(self.prototypes))
         self.built = True
