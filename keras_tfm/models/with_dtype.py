@@ -1,5 +1,6 @@
 """Copies a model in another precision, or with the floats that quantized weights stand for."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,6 +30,8 @@ from keras_tfm.models.without_storage import allocate, is_large, without_storage
 
 # Keras's attributes of a layer with LoRA.
 ADAPTERS = ("lora_kernel_a", "lora_kernel_b", "lora_embeddings_a", "lora_embeddings_b")
+# The names that Keras gives to weights without one.
+_UNNAMED = re.compile(r"^(\w*variable)_\d+$")
 FLOATS = ("float16", "bfloat16", "float32", "mixed_float16", "mixed_bfloat16")
 
 
@@ -151,7 +154,7 @@ def _copy(
     ]
     adapters = {id(getattr(x, y)) for x, _ in adapted for y in ADAPTERS if hasattr(x, y)}
     weights = [x for x in model.weights if id(x) not in adapters]
-    found, wanted = ([f"{x.name} {tuple(x.shape)}" for x in ws] for ws in (copy.weights, weights))
+    found, wanted = (list(map(_name_and_shape, x)) for x in (copy.weights, weights))
     if found != wanted:
         raise ValueError(
             f"{model.name} cannot be recreated in {_name(policy)} from its layers' get_config(): "
@@ -170,6 +173,12 @@ def _copy(
 
 def _itself(weight: keras.Variable) -> keras.Variable:
     return weight
+
+
+def _name_and_shape(weight: keras.Variable) -> str:
+    """Without the number that Keras gives to a weight without a name: it counts the process's."""
+    name = _UNNAMED.sub(r"\1", weight.name)
+    return f"{name} {tuple(weight.shape)}"
 
 
 def _merge(layer: keras.Layer, name: str) -> Any:
@@ -269,8 +278,10 @@ def _naming(layer: keras.layers.Layer, form: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # Keras adds the code of a layer.
+        cause = " ".join(str(error).split("Example:")[0].split()) or type(error).__name__
         raise ValueError(
-            f"{layer.name} cannot be recreated {form} from its get_config(): {error}"
+            f"{layer.name} cannot be recreated {form} from its get_config(): {cause}"
         ) from error
 
 

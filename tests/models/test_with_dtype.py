@@ -213,3 +213,36 @@ def test_vocabularies_of_adapted_layers_stay(mode):
     x = keras.Input((2,), dtype="int64")
     model = keras.Model(x, keras.layers.Dense(3)(layer(x)))
     assert_close(with_dtype(model, "float32")(ids), to_numpy(model(ids)), 1e-6)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Unnamed(keras.layers.Layer):
+    """Keras numbers the weights of a process that have no name."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="random_normal")
+        self.shift = keras.Variable(np.arange(shape[-1]), dtype="float32")
+
+    def call(self, x):
+        return x * self.scale + self.shift
+
+
+def test_weights_without_a_name():
+    x = keras.Input((2,))
+    model = keras.Model(x, Unnamed()(Unnamed()(x)))
+    rows = np.array([[3.0, 4.0]])
+    assert_close(with_dtype(model, "float32")(rows), to_numpy(model(rows)), 1e-6)
+
+
+def test_an_error_of_keras_is_one_line():
+    class Own(keras.Model):
+        def __init__(self, width):
+            super().__init__()
+            self.dense = keras.layers.Dense(width)
+
+        def call(self, x):
+            return self.dense(x)
+
+    x = keras.Input((2,))
+    with pytest.raises(ValueError, match=r"get_config\(\): .* implement `get_config\(\)`\.$"):
+        with_dtype(keras.Model(x, Own(3)(x)), "float32")
