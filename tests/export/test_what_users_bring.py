@@ -352,3 +352,24 @@ def test_positions_of_prompts_of_any_length_take_no_more_rows_than_there_are_tok
     lengths = {"prompt_length": 4, "max_length": 7}
     report = export_tflite(model, new_path(), ["generate"], verify=False, **lengths)
     assert report.layers["positions"] < 3 * 7 * 32 * 4  # prompt and padding may be beside the rest
+
+
+def test_a_new_batch_normalization_after_few_weights():
+    """Its factor, 0.9995, is less than what rounding changes: a factor of 1 fits as well."""
+
+    class Pixels(keras.layers.Layer):
+        def build(self, shape):
+            self.convolution = keras.layers.Conv2D(1, 1, use_bias=False)
+            self.norm = keras.layers.BatchNormalization()
+            self.convolution.build(shape)
+            self.norm.build((None, None, None, 1))
+
+        def call(self, x):
+            return self.norm(self.convolution(x))
+
+    layer = Pixels()
+    x = keras.Input((4, 4, 3))
+    model = keras.Model(x, layer(x))
+    layer.convolution.kernel.assign(np.reshape([1.0, -0.3, 0.71], (1, 1, 3, 1)))
+    report = export_tflite(model, new_path(), quantization="int4")
+    assert report.verification.checks[0].graph_error < 1e-5

@@ -29,6 +29,8 @@ _FACTORS = [1.0, 0.5, 2.0, *(2.0 ** (x / 2) for x in (-1, 1, *range(-12, 13)))]
 # A weight is first compared on about this number of rows and columns, and before on fewer of these.
 _TRIED = 48
 _FEW = 8
+# A factor of 0.9995, that of a new batch normalization, is 1/16 of a step of the largest value.
+_FEW_VALUES = 32
 
 
 @dataclass
@@ -55,6 +57,11 @@ class Unrounded:
     def values(self) -> np.ndarray:
         """The model's values if `known`; otherwise the file's."""
         return np.concatenate([x.ravel() for x in self.chunks()]).reshape(self.stored.shape)
+
+    @property
+    def has_few_values(self) -> bool:
+        """Whether a factor near 1, of a normalization that follows, may fit as well as 1 does."""
+        return self.stored.size <= _FEW_VALUES
 
     def sample(self, generator: np.random.Generator) -> np.ndarray:
         """Random values within `spread`, which round to the file's as `values` do."""
@@ -343,14 +350,15 @@ def find_constants(
     models: Mapping[str, keras.Model],
     signatures: Mapping[str, FileSignature],
 ) -> None:
-    """Replaces what no weight of the model tells by constants of the unrounded graphs.
+    """Replaces what no weight of the model tells for certain by constants of the unrounded graphs.
 
     Their rounding errors are not random: near the start of a slow sinusoid, all have one sign.
     """
-    if all(x.known for x in unrounded.values()):
+    if all(x.known and not x.has_few_values for x in unrounded.values()):
         return
     constants = ModelWeights(float_constants(models, signatures))
-    for buffer in [buffer for buffer, x in unrounded.items() if np.any(x.spread)]:
+    uncertain = [i for i, x in unrounded.items() if np.any(x.spread) or x.has_few_values]
+    for buffer in uncertain:
         found = constants.find(stored[buffer])
         if found.known and not np.any(found.spread):
             unrounded[buffer] = found
