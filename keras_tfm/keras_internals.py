@@ -105,6 +105,11 @@ def child_layers(layer: "keras.Layer") -> list["keras.Layer"]:
     return layer._flatten_layers(recursive=False, include_self=False)
 
 
+def lambda_output_shape(layer: "keras.layers.Lambda") -> Any:
+    """The argument `output_shape` of a `Lambda`: a shape, a function, or None."""
+    return layer._output_shape
+
+
 class AttentionParts(NamedTuple):
     """The layers inside a `MultiHeadAttention` or `GroupQueryAttention` of Keras.
 
@@ -165,6 +170,26 @@ def with_signbit(sign: Callable[[Tensor], Tensor]) -> Iterator[None]:
         yield
     finally:
         operations.signbit = signbit
+
+
+@contextmanager
+def without_bincount() -> Iterator[None]:
+    """Inside the context, layers such as `CategoryEncoding` count ids by comparisons.
+
+    On TensorFlow, Keras counts by DenseBincount if it can, and otherwise as on other backends.
+    """
+    from keras.src.utils import tf_utils
+
+    encode = tf_utils.tf_encode_categorical_inputs
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise ValueError("not in this context")  # the error by which Keras knows it
+
+    tf_utils.tf_encode_categorical_inputs = refuse
+    try:
+        yield
+    finally:
+        tf_utils.tf_encode_categorical_inputs = encode
 
 
 def cumsum_operation() -> type:

@@ -18,6 +18,7 @@ from keras_tfm.keras_internals import (
     child_layers,
     cumsum_operation,
     get_mask,
+    lambda_output_shape,
     layout_of,
     nodes_in_order,
     producer,
@@ -27,6 +28,7 @@ from keras_tfm.keras_internals import (
     set_remat_mode,
     sublayers,
     with_signbit,
+    without_bincount,
 )
 
 ON_TENSORFLOW = pytest.mark.skipif(
@@ -695,3 +697,29 @@ def test_run_recurrently_with_a_number_for_each_row():
     y, after = run_recurrently(step, keras.ops.convert_to_tensor(x), zeros, mask)
     assert keras.ops.convert_to_numpy(y)[mask].tolist() == [4, 9, 6, 13]
     assert keras.ops.convert_to_numpy(after).tolist() == [9, 13]
+
+
+@ON_TENSORFLOW
+def test_without_bincount():
+    ids, layer = np.array([[1, 3, 1]]), keras.layers.CategoryEncoding(4, output_mode="count")
+    expected = [[0, 2, 0, 1]]
+
+    def operations():
+        import tensorflow as tf
+
+        graph = tf.function(layer).get_concrete_function(tf.constant(ids)).graph
+        return {x.type for x in graph.get_operations()}
+
+    with without_bincount():
+        assert keras.ops.convert_to_numpy(layer(ids)).tolist() == expected
+        assert "DenseBincount" not in operations()
+    assert keras.ops.convert_to_numpy(layer(ids)).tolist() == expected
+    assert "DenseBincount" in operations()
+
+
+def test_lambda_output_shape():
+    def unchanged(shape):
+        return shape
+
+    layer = keras.layers.Lambda(keras.ops.tanh, output_shape=unchanged)
+    assert lambda_output_shape(layer) is unchanged

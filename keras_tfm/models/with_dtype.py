@@ -13,6 +13,7 @@ from keras import ops
 from keras_tfm.keras_internals import (
     float_kernel,
     functional_of,
+    lambda_output_shape,
     object_sharing_scope,
     read_value,
     read_when_used,
@@ -211,7 +212,11 @@ def recreate(
         if not isinstance(layer, keras.layers.Layer):
             return layer  # an operation, without weights
         with _naming(layer, form):
-            new = type(layer).from_config(change(layer, configs[id(layer)]))
+            config = change(layer, configs[id(layer)])
+            if isinstance(layer, keras.layers.Lambda):
+                new = type(layer)(**config, **_functions(layer))
+            else:
+                new = type(layer).from_config(config)
             _copy_vocabulary(layer, new)
             return new
 
@@ -223,9 +228,17 @@ def recreate(
     with object_sharing_scope():
         for layer in _leaf_layers(plain):
             with _naming(layer, form):
-                configs[id(layer)] = layer.get_config()
+                config = layer.get_config()
+                unused = _functions(layer) if isinstance(layer, keras.layers.Lambda) else ()
+                configs[id(layer)] = {key: config[key] for key in config if key not in unused}
         copy = keras.models.clone_model(plain, clone_function=recreate_layer, recursive=True)
     return plain, copy
+
+
+def _functions(layer: keras.layers.Lambda) -> Config:
+    """The arguments of a `Lambda` that are functions, or tensors: Keras refuses to load lambdas."""
+    arguments = {"function": layer.function, "mask": layer.mask, "arguments": layer.arguments}
+    return arguments | {"output_shape": lambda_output_shape(layer)}
 
 
 def _copy_vocabulary(layer: keras.Layer, new: keras.Layer) -> None:

@@ -373,3 +373,34 @@ def test_a_new_batch_normalization_after_few_weights():
     layer.convolution.kernel.assign(np.reshape([1.0, -0.3, 0.71], (1, 1, 3, 1)))
     report = export_tflite(model, new_path(), quantization="int4")
     assert report.verification.checks[0].graph_error < 1e-5
+
+
+def test_categories_of_integers():
+    """Keras counts and looks up with operators that LiteRT does not have."""
+    found = layers.IntegerLookup(output_mode="multi_hot")
+    found.adapt(np.array([70, 3, 70, 12]))
+    x = keras.Input((3,), dtype="int64", name="ids")
+    known = layers.IntegerLookup(vocabulary=[3, 70, 9])(x)
+    y = [
+        found(x),
+        layers.CategoryEncoding(100, output_mode="multi_hot")(x),
+        layers.CategoryEncoding(100, output_mode="count")(x),
+        layers.Flatten()(layers.Embedding(4, 2)(known)),
+    ]
+    model = keras.Model(x, layers.Dense(5)(layers.Concatenate()(y)))
+    report = export_tflite(model, new_path())
+    rows = np.array([[3, 70, 3], [12, 5, 9], [99, 0, 70]])
+    outputs = runtime.load(report.path).predict(rows)["output"]
+    np.testing.assert_allclose(outputs, model.predict(rows, verbose=0), atol=1e-6)
+
+
+def test_a_batch_of_fixed_size():
+    x = keras.Input(batch_shape=(2, 3), name="x")
+    model = keras.Model(x, layers.Dense(5, name="y")(keras.ops.reshape(x, (2, 3))))
+    report = export_tflite(model, new_path())
+    rows = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
+    expected = model.predict(rows, batch_size=2, verbose=0)
+    outputs = runtime.load(report.path).predict(rows)["output"]
+    np.testing.assert_allclose(outputs, expected, atol=1e-6)
+    with pytest.raises(ValueError, match=r"batch_size must be 2, the first axis of 'x', got 1"):
+        export_tflite(model, new_path(), batch_size=1)

@@ -246,3 +246,19 @@ def test_an_error_of_keras_is_one_line():
     x = keras.Input((2,))
     with pytest.raises(ValueError, match=r"get_config\(\): .* implement `get_config\(\)`\.$"):
         with_dtype(keras.Model(x, Own(3)(x)), "float32")
+
+
+def test_lambdas_keep_their_functions():
+    """Keras refuses to load a lambda, and would not find what it reads."""
+    factor, x = 3.0, keras.Input((2,))
+    y = keras.layers.Lambda(
+        lambda x, shift: factor * keras.ops.tanh(x) + shift,
+        output_shape=lambda shape: shape,
+        arguments={"shift": 0.5},
+        name="own",
+    )(x)
+    model = keras.Model(x, keras.layers.Dense(3)(y))
+    rows = np.array([[0.3, -2.0]])
+    copy = with_dtype(model, "float32")
+    assert_close(copy(rows), to_numpy(model(rows)), 1e-6)
+    assert with_dtype(model, "mixed_bfloat16").get_layer("own").compute_dtype == "bfloat16"

@@ -24,7 +24,7 @@ from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.signatures.signature import Signature, new_traces
 from keras_tfm.export.signatures.text import LITERT_OPERATORS
 from keras_tfm.generation.interface import interface_of
-from keras_tfm.keras_internals import sublayers, with_signbit
+from keras_tfm.keras_internals import sublayers, with_signbit, without_bincount
 from keras_tfm.models.without_storage import allocate
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import bytes_by_scopes
@@ -106,7 +106,7 @@ def write_saved_model(
     `keras.export.ExportArchive` writes both twice, and takes ten times as long.
 
     Args:
-        model: the model. The lookup tables of its preprocessing layers are written, too.
+        model: the model. The lookup tables that the signatures read are written, too.
         signatures: list of `Signature`, those to write.
         path: a folder that does not exist yet.
         default: the signature to store as `serve` and `serving_default`, too; None: no default.
@@ -118,12 +118,14 @@ def write_saved_model(
     # The attributes of a module are saved. Only the variables that the functions read are needed.
     used = [variable for function in concrete.values() for variable in function.variables]
     root.model_variables = list({id(variable): variable for variable in used}.values())
+    read = {id(x) for function in concrete.values() for x in function.captured_inputs}
     root.tables = [
         table
         for resource in (model, *resources)
         if isinstance(resource, tf.__internal__.tracking.Trackable)
         for table in tf.train.TrackableView(resource).descendants()
         if isinstance(table, tf.saved_model.experimental.TrackableResource)
+        and id(table.resource_handle) in read
     ]
     if default is not None:
         concrete |= dict.fromkeys(("serve", "serving_default"), concrete[default])
@@ -192,7 +194,7 @@ def _convert(
     groups = [[x] for x in signatures] if stand_ins and not of_text else [signatures]
     with atomic_files.temporary_folder() as folder:
         scope = nullcontext() if stand_ins is None else stand_ins.tracing()
-        with new_traces(), quantization.tracing(), _sign_without_bits(), scope:
+        with new_traces(), quantization.tracing(), _for_litert(), scope:
             for number, group in enumerate(groups):
                 _log.info("tracing %s", ", ".join(signature.name for signature in group))
                 if stand_ins is not None:
@@ -305,7 +307,43 @@ def _sign_without_bits() -> Iterator[None]:
         # -0 is not less than 0, but its reciprocal is.
         return tf.where(tf.equal(x, 0), 1 / x, x) < 0
 
-    with _lock, with_signbit(sign):  # another thread would restore what this one has set
+    with with_signbit(sign):
+        yield
+
+
+@contextmanager
+def _tables_of_constants() -> Iterator[None]:
+    """Lookups of integers compare with all keys of the table: LiteRT has no tables of integers."""
+    table_class = tf.lookup.StaticHashTable
+    lookup = table_class.lookup
+
+    def compare(table: tf.lookup.StaticHashTable, keys: tf.Tensor, name: object = None) -> object:
+        if not table.key_dtype.is_integer or not table.value_dtype.is_integer:
+            return lookup(table, keys, name)
+        with tf.init_scope():
+            known, values = (x.numpy() for x in table.export())
+        # Of a key that is not in the table, the last value is found.
+        is_key = tf.equal(tf.expand_dims(keys, -1), known)
+        number = tf.reduce_min(tf.where(is_key, np.arange(len(known)), len(known)), axis=-1)
+        default = tf.get_static_value(table.default_value)
+        return tf.gather(tf.constant([*values, default], table.value_dtype), number)
+
+    table_class.lookup = compare
+    try:
+        yield
+    finally:
+        table_class.lookup = lookup
+
+
+@contextmanager
+def _for_litert() -> Iterator[None]:
+    """In the context, layers of Keras compute with operators that LiteRT has."""
+    with (
+        _lock,  # another thread would restore what this one has set
+        _sign_without_bits(),
+        without_bincount(),
+        _tables_of_constants(),
+    ):
         yield
 
 
