@@ -405,8 +405,7 @@ def interface_of(model: keras.Model) -> Interface:
     if not hasattr(graph, "inputs") or not hasattr(graph, "operations"):
         raise TypeError(
             "expected a functional keras.Model (made of keras.Input and layers), "
-            f"got {type(model).__name__}"
-            + (_lack_of(model) if isinstance(model, keras.Sequential) else "")
+            f"got {type(model).__name__}{_lack_of(model)}"
         )
     # In `vars`, because Keras would track an attribute.
     known = vars(graph).get("_keras_tfm_interface")
@@ -430,10 +429,15 @@ class _Reading(NamedTuple):
     audio: AudioLayer | None = None
 
 
-def _lack_of(model: keras.Sequential) -> str:
-    """Why a `keras.Sequential` is not read as a functional model."""
+def _lack_of(model: object) -> str:
+    """Why a model is not read as a functional one."""
+    if not isinstance(model, keras.Model):
+        return ""
     if type(model).call is not keras.Sequential.call:
-        return " with a call method of its own: give keras.Model(inputs, model(inputs))"
+        return (
+            " with a call method of its own: give keras.Model(x, model(x)) of a new "
+            "x = keras.Input(...)"
+        )
     return " without inputs: make keras.Input its first layer"
 
 

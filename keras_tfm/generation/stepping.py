@@ -16,7 +16,7 @@ from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.shared_traces import FirstOfEqual
 from keras_tfm.generation.stepped_model import LayerCall, SteppedModel
 from keras_tfm.generation.tokenizers.keras_hub import keras_hub_hint
-from keras_tfm.keras_internals import get_mask, set_mask
+from keras_tfm.keras_internals import get_mask, set_mask, sublayers
 from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.embeddings.replace_placeholders import any_placeholders
 from keras_tfm.layers.types import Arguments, Tensor
@@ -133,10 +133,17 @@ class _BadOutputs(Exception):
 
 
 class _Fault(NamedTuple):
-    """A layer that cannot be stepped. `error`: what it raises; None: it gives another result."""
+    """A layer that cannot be stepped.
+
+    Attributes:
+        layer: its name.
+        error: what it raises; None: it gives another result.
+        advice: str, what may be wrong with the layers inside it.
+    """
 
     layer: str
     error: Exception | None = None
+    advice: str = ""
 
     @property
     def reason(self) -> str:
@@ -144,7 +151,7 @@ class _Fault(NamedTuple):
             return (
                 f"a token at a time, layer {self.layer!r} gives another result than over the whole "
                 "sequence, so it mixes positions of the target, or counts them, without a "
-                "DecodingScope"
+                f"DecodingScope{self.advice}"
             )
         raised = first_line(self.error)
         if repr(self.layer) in raised:
@@ -403,8 +410,26 @@ def _first_fault(
         return None
     for number, (each, differs) in enumerate(zip(stepped.stepping, calls.differ, strict=False)):
         if differs:
-            return _Fault(each.node.operation.name, calls.errors.get(number))
+            operation = each.node.operation
+            return _Fault(operation.name, calls.errors.get(number), _advice(operation))
     return None
+
+
+def _advice(operation: keras.Operation) -> str:
+    """What often is wrong with a layer that is, or has inside, one of Keras."""
+    inside = [operation, *sublayers(operation)] if isinstance(operation, keras.Layer) else []
+    attention = keras.layers.MultiHeadAttention | keras.layers.GroupQueryAttention
+    if any(isinstance(x, attention) for x in inside):
+        return (
+            ": attention of Keras is stepped with use_causal_mask=True, not with an "
+            "attention_mask, see docs/own-layers.md"
+        )
+    if any(isinstance(x, keras.layers.Embedding) for x in inside):
+        return (
+            ": positions that it counts from 0 must be those of the scope, as "
+            "keras_tfm.layers.PositionEmbedding reads them, see docs/own-layers.md"
+        )
+    return ""
 
 
 class _ComparedCalls:

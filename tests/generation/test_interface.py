@@ -108,6 +108,11 @@ def test_only_functional_models(model):
         interface_of(model)
 
 
+def test_a_subclassed_model_is_called_in_a_functional_one():
+    with pytest.raises(TypeError, match=r"got Subclassed .* give keras\.Model\(x, model\(x\)\) of"):
+        interface_of(Subclassed())
+
+
 def test_an_input_of_strings_is_named():
     words = keras.Input((4,), dtype="string", name="words")
     ids = layers.StringLookup(vocabulary=["a", "b"])(words)

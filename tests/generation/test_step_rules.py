@@ -382,6 +382,32 @@ def refused(mix, message):
     assert "\n" not in str(error.value)
 
 
+class Triangular(K.Layer):
+    """Causal by a mask that the layer makes itself."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.attention = K.MultiHeadAttention(2, 3)
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+
+    def call(self, x):
+        places = ops.arange(ops.shape(x)[1])
+        return self.attention(x, x, attention_mask=(places[:, None] >= places)[None])
+
+
+class Counting(K.Layer):
+    """Adds positions from 0 to what it gets."""
+
+    def build(self, shape):
+        self.table = K.Embedding(T, shape[-1])
+        self.table.build(())
+
+    def call(self, x):
+        return x + self.table(ops.arange(ops.shape(x)[1]))
+
+
 @pytest.mark.filterwarnings("ignore:You are using a softmax over axis")
 @pytest.mark.parametrize(
     ("mix", "message"),
@@ -401,7 +427,15 @@ def refused(mix, message):
         (lambda x: K.Conv1D(D, 3, padding="same", name="same")(x), "layer 'same' gives another"),
         (
             lambda x: K.MultiHeadAttention(2, 3, name="all")(x, x),
-            "layer 'all' gives another result",
+            "layer 'all' gives another result .* use_causal_mask=True, not with an att",
+        ),
+        (
+            Triangular(name="block"),
+            "layer 'block' gives another result .* use_causal_mask=True, not with an att",
+        ),
+        (
+            Counting(name="places"),
+            "'places' gives another .* keras_tfm.layers.PositionEmbedding",
         ),
         (
             lambda x: K.Attention(name="dots")([x, x], use_causal_mask=True),
