@@ -86,7 +86,7 @@ PRIVATE = {
     "_layer_checkpoint_dependencies", "_layout",
     "_loss_tracker", "_make_function", "_maybe_symbolic_build", "_metrics", "_nested_inputs",
     "_nested_outputs", "_nodes", "_nodes_by_depth", "_non_trainable_variables", "_outbound_nodes",
-    "_output_dense", "_outputs_struct",
+    "_output_dense", "_output_shape", "_outputs_struct",
     "_inputs_struct", "_remat_mode", "_run_through_graph", "_seed_generators", "_symbolic_build",
     "_key_dense", "_post_build", "_query_dense", "_standardize_batch", "_standardize_inputs",
     "_tracker",
