@@ -105,7 +105,7 @@ def child_layers(layer: "keras.Layer") -> list["keras.Layer"]:
     return layer._flatten_layers(recursive=False, include_self=False)
 
 
-def lambda_output_shape(layer: "keras.layers.Lambda") -> Any:
+def lambda_output_shape(layer: "keras.layers.Lambda") -> object:
     """The argument `output_shape` of a `Lambda`: a shape, a function, or None."""
     return layer._output_shape
 

@@ -1,7 +1,6 @@
 """Gemma 3 (arXiv:2503.19786) with pictures: image tokens in the text, which see each other."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import keras
 
@@ -23,7 +22,7 @@ from keras_tfm.models.vision.image_tokens import (
 from keras_tfm.models.vision.siglip_encoders import MEAN, STD
 
 
-def _size(num_layers: int, **more: Any) -> Arguments:
+def _size(num_layers: int, **more: int) -> Arguments:
     windows = [1024 if (i + 1) % 6 else None for i in range(num_layers)]
     rope = {"rope_scaling": layers.LinearScaling(8.0), "max_length": 131072}
     return {"num_layers": num_layers, "windows": windows, "image": SO400M, **rope, **more}
@@ -67,7 +66,7 @@ def gemma3(
     image_size: int | Sequence[int] = 896,
     patch_size: int | Sequence[int] = 14,
     pool_size: int = 4,
-    image: Mapping[str, Any] | None = None,
+    image: Mapping[str, object] | None = None,
     image_mean: Sequence[float] = MEAN,
     image_std: Sequence[float] = STD,
     name: str = "gemma3",

@@ -17,7 +17,7 @@ SO400M: Arguments = {"dim": 1152, "num_layers": 27, "num_heads": 16, "intermedia
 
 
 def encode_images(
-    image: Mapping[str, Any] | None, num_images: int | None, dtype: DType, **options: Any
+    image: Mapping[str, object] | None, num_images: int | None, dtype: DType, **options: object
 ) -> tuple[Tensor, Tensor, PixelEncoder]:
     """SigLIP's encoder, without pooling: the symbolic input and features (B N, patches, D).
 
@@ -31,10 +31,8 @@ def encode_images(
         The input, the features, and the parts of the encoder.
     """
     check_integer("num_images", num_images, optional=True)
-    parts = PixelEncoder(
-        dropout=0.0, dtype=dtype, prefix="image_", class_token=False,
-        **image_encoder_arguments(image), **options,
-    )  # fmt: skip
+    arguments = image_encoder_arguments(image) | options
+    parts = PixelEncoder(dropout=0.0, dtype=dtype, prefix="image_", class_token=False, **arguments)
     pixels, x, _ = parts.encode(num_images)
     norm = layers.LayerNormalization(
         epsilon=parts.layer_norm_epsilon, dtype=dtype, name="image_final_norm"
@@ -42,7 +40,7 @@ def encode_images(
     return pixels, norm(x), parts
 
 
-def image_encoder_arguments(given: Mapping[str, Any] | None) -> Arguments:
+def image_encoder_arguments(given: Mapping[str, object] | None) -> Arguments:
     """The arguments of the image encoder, with the defaults of SigLIP's base size."""
     known: Arguments = {
         "dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072,

@@ -1,7 +1,6 @@
 """SmolVLM and SmolVLM2 (arXiv:2504.05299), Idefics3 (2408.12637): image tokens in the text."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import keras
 
@@ -60,7 +59,7 @@ def smolvlm(
     image_size: int | Sequence[int] = 512,
     patch_size: int | Sequence[int] = 16,
     scale_factor: int = 4,
-    image: Mapping[str, Any] | None = None,
+    image: Mapping[str, object] | None = None,
     image_mean: Sequence[float] = MEAN,
     image_std: Sequence[float] = STD,
     idefics3: bool = False,
