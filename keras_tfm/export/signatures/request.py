@@ -82,7 +82,7 @@ class ExportArguments(GenerationArguments, total=False):
     All are optional keyword arguments.
 
     Attributes:
-        batch_size: int, rows per call; default 1, or the first axis of the inputs if it is fixed.
+        batch_size: int, rows per call; default 1.
         source_length: int or list of int (S), the length of every input with an open length. For
             audio: samples, by default the length to which the model pads.
             Shorter rows are padded with the input's padding id (`mask_id` of its embedding), which
@@ -190,20 +190,12 @@ class Request:
         self.model = model
         self.roles = list(roles)
         # NumPy's integers become Python's, since the manifest is JSON.
-        fixed = {x.spec.shape[0]: name for name, x in self.interface.inputs.items()}
-        fixed.pop(None, None)
-        default = next(iter(fixed), 1 if static else None)
-        batch_size = arguments.get("batch_size", default)
+        batch_size = arguments.get("batch_size", 1 if static else None)
         if static and batch_size is None:
             raise TypeError(
                 "batch_size must be an integer, got None: a .tflite file has fixed axes"
             )
         self.batch_size = _positive("batch_size", batch_size)
-        for rows, name in fixed.items():
-            if self.batch_size != rows:
-                raise ValueError(
-                    f"batch_size must be {rows}, the first axis of {name!r}, got {batch_size}"
-                )
         lengths = source_lengths(self.interface, self.roles, arguments, pictures)
         self.source_lengths, self.own_lengths = lengths.each, lengths.own
         self.prompt_lengths = _lengths("prompt_length", prompt_length)
