@@ -516,6 +516,10 @@ MODEL_TYPES = (
         vocabularies={"": 262208}, tokenizer="GemmaTokenizer",
     ),
     ModelType(
+        "lfm2_vl", "LFM2-VL", "vision.lfm2_vl:LFM2_VL", "lfm2_vl", "images and texts",
+        vocabularies={"": 65536},
+    ),
+    ModelType(
         "lxmert", "LXMERT", "gallery.lxmert:LXMERT", "lxmert", "images and texts", padding="0",
         vocabularies={"": 30522},
     ),

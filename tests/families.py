@@ -188,6 +188,10 @@ def own_options():
         },
         "siglip_text_model": {"max_length": 9},
         "idefics3": tiles, "smolvlm": tiles,
+        "lfm2_vl": {
+            **images_in_texts, "downsample_factor": 3, "position_size": 8, "projector_dim": 10,
+            "attends": [False, True],
+        },
         # A window that hides a part of a picture from its last token.
         "gemma3": {
             **images_in_texts, "pool_size": 3, "windows": [3, None], "local_rope_theta": 50.0,

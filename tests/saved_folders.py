@@ -196,6 +196,13 @@ OPTIONS = {
         "image": {**IMAGES, "dim": 12},
     },
     "smolvlm, one image": {"num_images": None, "tie_output": True, "attention_bias": True},
+    "lfm2_vl, another shape, one image, biases, untied": {
+        "image_size": (12, 6), "num_images": None, "projector_norm": False, "projector_bias": False,
+        "convolution_bias": True, "tie_output": False, "projector_activation": "relu",
+    },
+    "gemma3, one image, biases, untied, no windows": {
+        "num_images": None, "tie_output": False, "attention_bias": True, "windows": None,
+    },
     "wav2vec2, layer norms": {
         "feature_norm": "layer", "feature_bias": True, "position_kernel": 5,
         "normalize_first": True,
@@ -361,7 +368,11 @@ def to_theirs(model, inputs):
                 else:
                     pixels = pixels[used]
             result["pixel_values"] = pixels
-            if given.get("naflex") or (given.get("image") or {}).get("naflex"):
+            if (
+                model.family == "lfm2_vl"
+                or given.get("naflex")
+                or (given.get("image") or {}).get("naflex")
+            ):
                 result |= patches_of(result["pixel_values"], given["patch_size"])
         elif name == "target" and "image_id" in given:
             result["input_ids"] = x

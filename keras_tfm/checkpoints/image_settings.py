@@ -58,6 +58,7 @@ _CLASSES = {
                    std=IMAGENET_STD, square=False),
     "Gemma3": _Class(2),
     "Idefics3": _Class(1, {"longest_edge": 1456}, tiles=True),
+    "Lfm2Vl": _Class(2, {"height": 512, "width": 512}),
     "Siglip": _Class(square=False),
     "Siglip2": _Class(2),
     "SmolVLM": _Class(1, {"longest_edge": 1456}, tiles=True),
@@ -75,6 +76,7 @@ _OF_MODELS = {
     "dinov3_vit": "DINOv3ViT",
     "gemma3": "Gemma3",
     "idefics3": "Idefics3",
+    "lfm2_vl": "Lfm2Vl",
     "resnet": "ConvNext",
     "siglip": "Siglip",
     "siglip2": "Siglip2",
@@ -147,9 +149,9 @@ def load_image_processor(folder: str | Path) -> ImageProcessor:
     `processor_config.json`. Supported are resizing to a height and width or of the shortest edge,
     with a crop in the centre or without, as the image processors of ViT, DeiT, DINO, DINOv2, CLIP,
     SigLIP, Gemma 3 and ResNet do; and the tiles of SmolVLM and Idefics3, as a
-    `runtime.TileProcessor`. For DETR and Depth Anything, whose processors make images of any size,
-    give `ImageProcessor((H, W), resize="fit")` with the size of the exported file instead; for
-    SigLIP 2's NaFlex, `ImageProcessor.naflex`.
+    `runtime.TileProcessor`. A picture for LFM2-VL is stretched to one tile. For DETR and Depth
+    Anything, whose processors make images of any size, give `ImageProcessor((H, W), resize="fit")`
+    with the size of the exported file instead; for SigLIP 2's NaFlex, `ImageProcessor.naflex`.
 
     Args:
         folder: str or Path, a folder saved by `transformers`.
@@ -226,6 +228,8 @@ def picture_text_fields(model: models.Model) -> Fields | None:
     if "image_id" not in model.arguments:
         return None
     length = model.get_layer("connector").output.shape[1]
+    if model.family == "lfm2_vl":
+        return {"processor_class": "Lfm2VlProcessor"}
     if model.family == "gemma3":
         return {"processor_class": "Gemma3Processor", "image_seq_length": length}
     return {"processor_class": f"{_tile_class(model)}Processor", "image_seq_len": length}
@@ -314,7 +318,9 @@ class _Settings:
             expected = "that of SigLIP, whose images have one size: for NaFlex, give the "
             kind = self.fields.get("image_processor_type")
             self.refuse("image_processor_type", kind, f"{expected}ImageProcessor.naflex(...)")
-        size = self._size("size", defaults)
+        # Of LFM2-VL, one tile.
+        tile = self.class_name == "Lfm2Vl" and self.fields.get("tile_size") is not None
+        size = self._size("tile_size" if tile else "size", defaults)
         if self.class_name is None and self.fields.get("crop_pct") is not None:
             self.refuse("crop_pct", self.fields["crop_pct"], "left out without a class")
         # A file without a class crops if it says how.

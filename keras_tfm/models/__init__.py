@@ -80,6 +80,7 @@ from keras_tfm.models.vision.clip_encoders import clip_image, clip_text
 from keras_tfm.models.vision.depth_anything import depth_anything
 from keras_tfm.models.vision.detr import detr, without_auxiliary_outputs
 from keras_tfm.models.vision.gemma3 import gemma3
+from keras_tfm.models.vision.lfm2_vl import lfm2_vl
 from keras_tfm.models.vision.resnet import resnet
 from keras_tfm.models.vision.siglip import siglip
 from keras_tfm.models.vision.siglip_encoders import siglip_image, siglip_text
@@ -131,6 +132,7 @@ __all__ = [
     "image_gpt",
     "image_text_pretraining",
     "lfm2",
+    "lfm2_vl",
     "llama",
     "lxmert",
     "m2m_100",

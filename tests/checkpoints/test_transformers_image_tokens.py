@@ -1,4 +1,4 @@
-"""Gemma 3 with pictures beside transformers: batches, generated tokens, bad folders, sizes."""
+"""Gemma 3 with pictures and LFM2-VL beside transformers: batches, tokens, bad folders, sizes."""
 
 import json
 
@@ -38,8 +38,17 @@ OPTIONS = {
         },
         "image_token_index": IMAGE, "mm_tokens_per_image": FEATURES,
     },
+    "lfm2_vl": {
+        # Positions of 4 x 4 patches, of which those of 6 x 6 are made.
+        "vision_config": {**VISION, "num_patches": 16},
+        "text_config": {
+            **TEXT, "layer_types": ["conv", FULL, "conv", FULL], "rope_theta": 77.0,
+            "block_auto_adjust_ff_dim": False,
+        },
+        "image_token_id": IMAGE, "downsample_factor": 2, "projector_hidden_size": 14,
+    },
 }  # fmt: skip
-CLASSES = {"gemma3": "Gemma3ForConditionalGeneration"}
+CLASSES = {"gemma3": "Gemma3ForConditionalGeneration", "lfm2_vl": "Lfm2VlForConditionalGeneration"}
 # With two pictures, two side by side, one at the start, and none; of several lengths.
 PROMPTS = [
     [3, *[IMAGE] * 9, 5, *[IMAGE] * 9, 6],
@@ -55,7 +64,7 @@ CLOSE = 2e-5
 def pair(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     theirs, _ = made(CLASSES[request.param], OPTIONS[request.param], folder, shrunk=0.3)
-    return theirs, checkpoints.load_huggingface(folder, num_images=2)
+    return theirs, checkpoints.load_huggingface(folder, num_images=2, image_size=30)
 
 
 def pixels(count=4):
@@ -135,11 +144,19 @@ BAD = {
         ("text_config.model_type", "gemma2", "model_type must be 'gemma3_text'"),
         ("vision_config.model_type", "clip_vision_model", "must be 'siglip_vision_model'"),
     ],
+    "lfm2_vl": [
+        ("vision_config.num_patches", 15, "num_patches must be a square number, got 15"),
+        ("downsample_factor", 4, "downsample_factor must divide the rows .*, 6 and 6, got 4"),
+        ("image_token_id", VOCABULARY, "image_token_id must be an id of the vocabulary"),
+        ("text_config.model_type", "lfm2_moe", "model_type must be 'lfm2'"),
+        ("vision_config.model_type", "siglip_vision_model", "must be 'siglip2_vision_model'"),
+    ],
 }
 
 
 def test_bad_folders(pair, tmp_path):
-    checkpoints.save_huggingface(pair[1], tmp_path)
+    _, ours = pair
+    checkpoints.save_huggingface(ours, tmp_path)
     file = tmp_path / "config.json"
     text = file.read_text()
     for path, value, message in BAD[json.loads(text)["model_type"]]:
@@ -151,7 +168,7 @@ def test_bad_folders(pair, tmp_path):
         part[name] = value
         file.write_text(json.dumps(fields))
         with pytest.raises(ValueError, match=message):
-            checkpoints.load_huggingface(tmp_path)
+            checkpoints.load_huggingface(tmp_path, image_size=30)
 
 
 def test_the_language_model_of_a_folder_with_pictures(tmp_path):
@@ -162,6 +179,14 @@ def test_the_language_model_of_a_folder_with_pictures(tmp_path):
         wanted = theirs(torch.tensor([PROMPTS[3]])).logits.numpy()
     found = to_numpy(text(np.array([PROMPTS[3]])))
     assert_close(found, wanted, CLOSE * np.abs(wanted).max())
+
+
+def test_patches_that_cannot_be_joined_are_refused():
+    shuffle, x = layers.PixelShuffle(2, columns=3), np.zeros((1, 12, 4), "float32")
+    with pytest.raises(ValueError, match="rows of 3, and both sides multiples of factor=2, got 12"):
+        shuffle(x)
+    with pytest.raises(ValueError, match=r"rows of 5, .* of factor=2, got 12 patches"):
+        layers.PixelShuffle(2, columns=5)(x)
 
 
 def test_patches_that_cannot_be_averaged_are_refused():

@@ -481,7 +481,8 @@ def test_it_goes_to_hugging_face_and_comes_back(case, tmp_path):
 
     save_huggingface(model_of(case), tmp_path / "folder")
     options = {"audio": False} if case == "whisper, features" else {}
-    options |= {"num_images": 2} if "image_id" in arguments_of(CASES[case][0]) else {}
+    if "image_id" in arguments_of(CASES[case][0]):
+        options |= {x: model_of(case).arguments[x] for x in ("num_images", "image_size")}
     again = load_huggingface(tmp_path / "folder", **options)
     # Norms that are saved as scale - 1, which rounds scales below 0.5 at 6e-8.
     rounded = {

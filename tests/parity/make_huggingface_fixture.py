@@ -309,8 +309,8 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
     granite4["h-tiny"] = (40, 1536, 12, 4, 1024, 48)
     counts: dict[str, dict[str, dict]] = {
         "bert": {}, "gpt": {}, "gemma": {}, "t5": {}, "m2m_100": {}, "t5gemma2": {},
-        "smolvlm": {}, "gemma3": {}, "lfm2": {}, "qwen3_5": {}, "granite4": {}, "nomic_bert": {},
-        "gpt_neox": {}, "modernbert_decoder": {}, "glm": {},
+        "smolvlm": {}, "gemma3": {}, "lfm2_vl": {}, "lfm2": {}, "qwen3_5": {}, "granite4": {},
+        "nomic_bert": {}, "gpt_neox": {}, "modernbert_decoder": {}, "glm": {},
         "mamba2": {}, "falcon_h1": {}, "vision_encoder_decoder": {},
     }  # fmt: skip
     with torch.device("meta"):
@@ -459,6 +459,17 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
             config = transformers.Gemma3Config(text_config=text, vision_config=vision)
             model = transformers.Gemma3ForConditionalGeneration(config)
             counts["gemma3"][size] = counted(model, 262208)
+        lfm2_vl = {"450m": (1024, 16, 6656)}
+        for size, (dim, heads, inner) in lfm2_vl.items():
+            text = {
+                "hidden_size": dim, "num_hidden_layers": 16, "num_attention_heads": heads,
+                "intermediate_size": inner, "vocab_size": 65536,
+                "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+            }  # fmt: skip
+            vision = {**base, "vision_use_head": False}
+            config = transformers.Lfm2VlConfig(text_config=text, vision_config=vision)
+            model = transformers.Lfm2VlForConditionalGeneration(config)
+            counts["lfm2_vl"][size] = counted(model, 65536)
         trocr = {
             "small": (
                 {"model_type": "deit", **_vit(12, 384, 6)},

@@ -56,7 +56,8 @@ _LFM3_ROPE = {
 _OLDER = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
 
 
-def _table(model: models.Model, is_third: bool) -> tuple[Row, ...]:
+def table(model: models.Model, is_third: bool = False) -> tuple[Row, ...]:
+    """The table of LFM2 and 3."""
     layer, path = "layers.{i}", "decoder_{i}"
     given = model.arguments
     heads, groups = given["num_heads"], given["num_key_value_heads"] or given["num_heads"]
@@ -141,7 +142,8 @@ def _blocks(config: Config, num_layers: int) -> Arguments:
     }
 
 
-def _arguments(config: Config, named: Named) -> Arguments:
+def text_arguments(config: Config, named: Named) -> Arguments:
+    """The builder's arguments of LFM2."""
     config.rename(_OLDER)
     arguments = _shared_arguments(config, named, _DEFAULTS)
     intermediate_dim = _intermediate_dim(config, arguments["intermediate_dim"])
@@ -224,7 +226,8 @@ def _attends_of(model: models.Model) -> list[bool]:
     return each_flag("attends", given["attends"], given["num_layers"], interval=3)
 
 
-def _fields(model: models.Model, architecture: str) -> Fields:
+def text_fields(model: models.Model, architecture: str) -> Fields:
+    """The fields of `config.json` of LFM2."""
     fields = _second_fields(model, architecture, "lfm2")
     attends = [i for i, x in enumerate(_attends_of(model)) if x]
     return {**fields, "block_auto_adjust_ff_dim": False, "full_attn_idxs": attends}
@@ -302,7 +305,7 @@ def _is_third(model: models.Model) -> bool:
 LFM2_MOE = Family(
     model_type="lfm2_moe",
     builder=models.lfm2,
-    table=partial(_table, is_third=False),
+    table=table,
     arguments=_moe_arguments,
     fields=_moe_fields,
     architectures=architectures("Lfm2Moe", classifies_texts=False),
@@ -312,7 +315,7 @@ LFM2_MOE = Family(
 LFM3 = Family(
     model_type="lfm3",
     builder=models.lfm2,
-    table=partial(_table, is_third=True),
+    table=partial(table, is_third=True),
     arguments=_lfm3_arguments,
     fields=_lfm3_fields,
     architectures=architectures("Lfm3", classifies_texts=False),
@@ -328,9 +331,9 @@ LFM3 = Family(
 LFM2 = Family(
     model_type="lfm2",
     builder=models.lfm2,
-    table=partial(_table, is_third=False),
-    arguments=_arguments,
-    fields=_fields,
+    table=table,
+    arguments=text_arguments,
+    fields=text_fields,
     architectures=architectures("Lfm2", classifies_texts=False),
     is_of=lambda model: not _is_third(model),
     names=llama.NAMES,

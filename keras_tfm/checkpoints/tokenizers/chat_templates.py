@@ -25,6 +25,15 @@ _PLACES = {
         "\n\n{boi}{image}{eoi}\n\n",
         {"boi": "<start_of_image>", "image": "<image_soft_token>", "eoi": "<end_of_image>"},
     ),
+    "lfm2_vl": (
+        "{image}",
+        "{image_start}{image}{image_end}",
+        {
+            "image": "<image>",
+            "image_start": "<|image_start|>",
+            "image_end": "<|image_end|>",
+        },
+    ),
 }
 
 

@@ -19,7 +19,7 @@ from keras_tfm.checkpoints.image_settings import image_statistics
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, convolution, dense, norm
 from keras_tfm.checkpoints.tensors import read_json
-from keras_tfm.checkpoints.transforms import Reshaped, Transform, Transposed
+from keras_tfm.checkpoints.transforms import Reshaped, Transposed
 from keras_tfm.checkpoints.vision.clip import (
     block_rows,
     side,
@@ -27,30 +27,14 @@ from keras_tfm.checkpoints.vision.clip import (
     tower_arguments,
     tower_fields,
 )
+from keras_tfm.checkpoints.vision.image_tokens import PatchMatrix
 from keras_tfm.checkpoints.vision.vit import classifier
 from keras_tfm.layers.images.patch_embedding import as_pair
-from keras_tfm.layers.types import Shape
 from keras_tfm.models.identity import tensors_of
 
 # transformers 4 saves the ids of the positions in some versions.
 _IGNORED = (r"(.*\.)?embeddings\.position_ids",)
 _CLASSIFIER = "ForImageClassification"
-
-
-class _PatchMatrix(Transform):
-    """The kernel (height, width, C, D) of a convolution, of a matrix (D, height width C)."""
-
-    def __init__(self, window: tuple[int, ...]):
-        self.window = window
-
-    def _shape(self, shape: Shape) -> Shape:
-        return (shape[-1], math.prod(shape[:-1]))
-
-    def _load(self, array: np.ndarray) -> np.ndarray:
-        return array.T.reshape(*self.window, -1)
-
-    def _save(self, value: np.ndarray) -> np.ndarray:
-        return value.reshape(-1, value.shape[-1]).T
 
 
 def _image_rows(given: Arguments, prefix: str = "") -> tuple[Row, ...]:
@@ -60,7 +44,7 @@ def _image_rows(given: Arguments, prefix: str = "") -> tuple[Row, ...]:
     kernel = convolution("image_patches/projection", patches, bias=False)
     if _is_naflex(given):
         window = (*as_pair("patch_size", given["patch_size"]), len(given["image_mean"]))
-        kernel = (Row(kernel[0].weight, (f"{patches}.weight",), _PatchMatrix(window)),)
+        kernel = (Row(kernel[0].weight, (f"{patches}.weight",), PatchMatrix(window)),)
     return (
         *kernel,
         Row("image_patches/projection/bias", (f"{patches}.bias",)),

@@ -1,6 +1,7 @@
 """LFM2, dense and with experts, and LFM2.5 (arXiv:2511.23404), and LFM3."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from keras_tfm import layers
 from keras_tfm.arguments import check_positive
@@ -46,6 +47,47 @@ SIZES: dict[str, Arguments] = {
         "rope_scaling": layers.ProportionalScaling(part=0.5), "max_length": 128000,
     },
 }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lfm2Decoder(RotaryDecoder):
+    """The parts of an LFM2 or 3, see `lfm2`."""
+
+    attends: Sequence[bool] | None
+    kernel_size: int
+    convolution_bias: bool
+    rope_theta: float
+    rope_scaling: RotaryScaling | None
+    post_norm: bool = False
+    attention_gate: bool = False
+    local_rope_theta: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("local_rope_theta", self.local_rope_theta, optional=True)
+        each_flag("attends", self.attends, self.num_layers, interval=3)
+
+    def lfm2_block(self, i: int, window: int | None) -> layers.TransformerDecoderBlock:
+        """Block i, with its entry of `windows`."""
+        residual = layers.Residual(
+            input_norm=self.norm("norm"),
+            output_norm=self.norm("output_norm") if self.post_norm else None,
+            dtype=self.dtype,
+        )
+        if each_flag("attends", self.attends, self.num_layers, interval=3)[i]:
+            theta, scaling = self.rope_theta, self.rope_scaling
+            if window is not None and self.local_rope_theta is not None:
+                theta, scaling = self.local_rope_theta, None
+            position = layers.RotaryEmbedding(theta, scaling=scaling, dtype=self.dtype)
+            options: Arguments = self.head_norms()
+            if self.attention_gate:
+                options["gate"] = "head"
+            return self.block(i, window, position, residual, **options)
+        mixer = layers.ShortConvolution(
+            self.kernel_size, self.convolution_bias, kernel_initializer=initializer(),
+            dtype=self.dtype, name="short_convolution",
+        )  # fmt: skip
+        return self.block(i, None, None, residual, mixer=mixer)
 
 
 @builder
@@ -107,35 +149,14 @@ def lfm2(
     >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
     (1, 6)
     """
-    check_positive("local_rope_theta", local_rope_theta, optional=True)
-    parts = RotaryDecoder(
+    parts = Lfm2Decoder(
         vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
         intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
         head_dim=head_dim, activation="silu", rms_norm_epsilon=rms_norm_epsilon, windows=windows,
         attention_bias=_ATTENTION if attention_bias else False, attention_dropout=attention_dropout,
         experts=experts, tie_output=tie_output, pad_id=pad_id, name=name, dtype=dtype,
+        attends=attends, kernel_size=kernel_size, convolution_bias=convolution_bias,
+        rope_theta=rope_theta, rope_scaling=rope_scaling, post_norm=post_norm,
+        attention_gate=attention_gate, local_rope_theta=local_rope_theta,
     )  # fmt: skip
-    attending = each_flag("attends", attends, num_layers, interval=3)
-
-    def block(i: int, window: int | None) -> layers.TransformerDecoderBlock:
-        residual = layers.Residual(
-            input_norm=parts.norm("norm"),
-            output_norm=parts.norm("output_norm") if post_norm else None,
-            dtype=dtype,
-        )
-        if attending[i]:
-            theta, scaling = rope_theta, rope_scaling
-            if window is not None and local_rope_theta is not None:
-                theta, scaling = local_rope_theta, None
-            position = layers.RotaryEmbedding(theta, scaling=scaling, dtype=dtype)
-            options: Arguments = parts.head_norms()
-            if attention_gate:
-                options["gate"] = "head"
-            return parts.block(i, window, position, residual, **options)
-        mixer = layers.ShortConvolution(
-            kernel_size, convolution_bias, kernel_initializer=initializer(), dtype=dtype,
-            name="short_convolution",
-        )  # fmt: skip
-        return parts.block(i, None, None, residual, mixer=mixer)
-
-    return parts.build(block, norm=parts.norm("decoder_norm"))
+    return parts.build(parts.lfm2_block, norm=parts.norm("decoder_norm"))

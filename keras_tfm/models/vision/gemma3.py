@@ -5,8 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 import keras
 
 from keras_tfm import layers
-from keras_tfm.arguments import check_integer
-from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
 from keras_tfm.models.decoders.causal_decoder import initializer
@@ -17,6 +15,7 @@ from keras_tfm.models.vision.image_tokens import (
     SO400M,
     PlaceholderRuns,
     encode_images,
+    patch_grid,
     place_features,
 )
 from keras_tfm.models.vision.siglip_encoders import MEAN, STD
@@ -118,18 +117,11 @@ def gemma3(
     >>> model({"pixels": pixels, "target": np.array([[1, *[9] * 4, 3]])}).shape
     TensorShape([1, 6, 11])
     """
-    check_integer("pool_size", pool_size)
+    rows, columns = patch_grid(image_size, patch_size, "pool_size", pool_size)
     pixels, x, parts = encode_images(
         image, num_images, dtype, image_size=image_size, patch_size=patch_size, position_size=None,
         image_mean=image_mean, image_std=image_std,
     )  # fmt: skip
-    sides = zip(as_pair("", image_size), as_pair("", patch_size), strict=True)
-    rows, columns = (size // patch for size, patch in sides)
-    if rows % pool_size or columns % pool_size:
-        raise ValueError(
-            f"pool_size must divide the rows and columns of patches, {rows} and {columns}, got "
-            f"{pool_size}"
-        )
     x = keras.layers.Reshape((rows, columns, x.shape[-1]), dtype=dtype, name="patch_grid")(x)
     x = keras.layers.AveragePooling2D(
         pool_size, data_format="channels_last", dtype=dtype, name="patch_pooling"

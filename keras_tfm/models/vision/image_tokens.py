@@ -1,6 +1,6 @@
 """What vision-language models share: an image encoder, and its features inside the text."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -9,6 +9,7 @@ from keras import ops
 from keras_tfm import layers
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.embeddings.lookup import as_integers
+from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.layers.types import Arguments, Config, DType, Shape, Tensor
 from keras_tfm.models.vision.vit import PixelEncoder
 
@@ -38,6 +39,21 @@ def encode_images(
         epsilon=parts.layer_norm_epsilon, dtype=dtype, name="image_final_norm"
     )
     return pixels, norm(x), parts
+
+
+def patch_grid(
+    image_size: int | Sequence[int], patch_size: int | Sequence[int], name: str, factor: int
+) -> tuple[int, int]:
+    """The rows and columns of patches, which the argument `name` must divide."""
+    check_integer(name, factor)
+    sizes, patches = as_pair("image_size", image_size), as_pair("patch_size", patch_size)
+    rows, columns = (size // patch for size, patch in zip(sizes, patches, strict=True))
+    if rows % factor or columns % factor:
+        raise ValueError(
+            f"{name} must divide the rows and columns of patches, {rows} and {columns}, got "
+            f"{factor}"
+        )
+    return rows, columns
 
 
 def image_encoder_arguments(given: Mapping[str, object] | None) -> Arguments:
