@@ -310,17 +310,17 @@ class _Settings:
         if resample not in FILTERS:
             self.refuse("resample", number, f"one of {list(_NUMBERS)}")
         self.only(do_resize=True)
+        is_tile = self.class_name == "Lfm2Vl"  # which pads rows of patches, not pictures
         for name, values in _WITHOUT.items():
-            found = self.fields.get(name)
+            found = None if is_tile and name == "do_pad" else self.fields.get(name)
             if found is not None and found not in values:
                 self.refuse(name, found, "left out, as the runtime lacks it")
         if self.class_name == "Siglip2":
             expected = "that of SigLIP, whose images have one size: for NaFlex, give the "
             kind = self.fields.get("image_processor_type")
             self.refuse("image_processor_type", kind, f"{expected}ImageProcessor.naflex(...)")
-        # Of LFM2-VL, one tile.
-        tile = self.class_name == "Lfm2Vl" and self.fields.get("tile_size") is not None
-        size = self._size("tile_size" if tile else "size", defaults)
+        is_tile = is_tile and self.fields.get("tile_size") is not None
+        size = self._size("tile_size" if is_tile else "size", defaults)
         if self.class_name is None and self.fields.get("crop_pct") is not None:
             self.refuse("crop_pct", self.fields["crop_pct"], "left out without a class")
         # A file without a class crops if it says how.

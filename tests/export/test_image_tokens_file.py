@@ -159,6 +159,9 @@ def test_prompts_that_are_read_in_pieces(folder, tmp_path):
 def test_the_rule_of_a_released_folder_of_lfm2_vl(tmp_path):
     """One tile, whatever the size in which its class resizes."""
     (tmp_path / "config.json").write_text('{"model_type": "lfm2_vl"}')
-    rules = {"image_processor_type": "Lfm2VlImageProcessorFast", "tile_size": 256}
+    rules = {
+        "image_processor_type": "Lfm2VlImageProcessorFast", "tile_size": 256, "do_pad": True,
+        "do_image_splitting": True, "size": {"height": 512, "width": 512}, "resample": 2,
+    }  # fmt: skip
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(rules))
     assert checkpoints.load_image_processor(tmp_path).size == (256, 256)

@@ -65,7 +65,9 @@ def lfm2_vl(
     token is text alone.
 
     Args:
-        attends, kernel_size, convolution_bias: as of `lfm2`.
+        attends: list of bool, whether each block has attention, as of `lfm2`.
+        kernel_size: int, number of tokens that a convolution reads.
+        convolution_bias: bool, whether the convolutions and their projections add a bias.
         image_id: int, id of the placeholder token `<image>`.
         num_images: int, number of images of each row (N). Default: one, without an axis for it.
         image_size: int or (height, width) of each image, in pixels.
