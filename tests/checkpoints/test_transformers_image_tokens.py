@@ -13,6 +13,7 @@ from keras_tfm import checkpoints, generation, layers, models
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.slow  # test_every_family.py compares a model of each type in less time
 IMAGE, VOCABULARY, FEATURES = 40, 43, 9
 VISION = {
     "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 3, "intermediate_size": 7,
@@ -94,7 +95,7 @@ def test_logits_of_a_batch_of_texts_with_and_without_pictures(pair):
         assert_close(found[row, : len(prompt)], expected, CLOSE * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("beams", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("beams", [1, 3])
 def test_generated_tokens(pair, beams):
     theirs, ours = pair
     options = {"length_penalty": 0.0, "early_stopping": False} if beams > 1 else {}

@@ -90,6 +90,7 @@ def file(folder, tmp_path_factory):
     return runtime.load(export_tflite(folder, path, max_length=LENGTH).path)
 
 
+@pytest.mark.slow
 def test_the_place_of_a_picture_in_the_chat_template(folder):
     template, around = checkpoints.load_chat_template(folder, image=True), AROUND[folder.name]
     assert template.first == f"<b><start_of_turn>user\n{around}"
@@ -116,6 +117,7 @@ def their_inputs(folder, reader, text, picture):
     return {**ids, **{name: torch.from_numpy(x) for name, x in patches.items()}}
 
 
+@pytest.mark.slow
 def test_a_question_about_a_picture(file, folder):
     """The texts of transformers' processor and `generate`."""
     transformers = pytest.importorskip("transformers")
@@ -140,6 +142,7 @@ def test_a_question_about_a_picture(file, folder):
     assert len(set(answers)) > 1
 
 
+@pytest.mark.slow
 def test_prompts_that_are_read_in_pieces(folder, tmp_path):
     """They could divide a picture of Gemma 3, whose tokens see each other."""
     roles, path = ["encode", "prefill", "decode"], tmp_path / "x.tflite"
