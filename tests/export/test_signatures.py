@@ -118,7 +118,7 @@ def test_dropout_is_off():
 def test_outputs_have_names(outputs, names):
     x = keras.Input((4,), name="x")
     model = keras.Model(x, outputs(layers.Dense(3, name="one")(x), layers.Dense(5, name="two")(x)))
-    (predict,) = made(model, start_id=None, source_length=None)
+    (predict,) = made(model, start_id=None)
     assert sorted(predict.function({"x": tf.zeros((1, 4))})) == names
 
 
@@ -128,7 +128,7 @@ def test_the_outputs_of_one_layer_are_as_many_as_its_calls():
     first = dense(x)
     second = dense(first)
     model = keras.Model(x, [first, second, dense(second)])
-    (predict,) = made(model, start_id=None, source_length=None)
+    (predict,) = made(model, start_id=None)
     outputs = predict.function({"x": tf.ones((1, 4))})
     assert len(outputs) == 3
     # Eager and graph round differently; what is compared is of order 1.

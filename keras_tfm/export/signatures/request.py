@@ -232,7 +232,8 @@ class Request:
             raise ValueError(
                 f"whole_caches is for the signatures 'prefill' and 'decode', got {self.roles}"
             )
-        self._check_source_lengths()
+        if len(self.source_lengths) > 1:
+            self._check_several()
 
     @property
     def is_stepped(self) -> bool:
@@ -454,19 +455,16 @@ class Request:
                     f"{name!r} of {self.model.name} is a {type(x).__name__}"
                 )
 
-    def _check_source_lengths(self) -> None:
+    def _check_several(self) -> None:
         fixed = {*self.own_lengths, *self.pictures}
         fixed |= {self.target} if self.is_stepped else set()
-        inputs = {name: x for name, x in self.interface.inputs.items() if name not in fixed}
-        open_, given = [name for name, x in inputs.items() if x.is_open], [*self.source_lengths]
-        known = [[x.spec.shape[1]] for x in inputs.values() if len(x.spec.shape) > 1]
-        if given and not open_ and given not in known:
+        inputs = self.interface.inputs
+        open_ = [name for name, x in inputs.items() if x.is_open and name not in fixed]
+        if not open_:
             raise ValueError(
-                f"source_length is the length of inputs with an open length, but {self.model.name} "
-                f"has none{' but that of the target' if self.is_stepped else ''}, got {given}"
+                f"several source_lengths need an input with an open length, but {self.model.name} "
+                f"has none, got {list(self.source_lengths)}"
             )
-        if len(given) < 2:
-            return
         unmasked = [name for name in open_ if name not in self.padded]
         if unmasked:
             cause = "it is not masked: use mask_zero=True or mask_id"
