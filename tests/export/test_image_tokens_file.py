@@ -159,6 +159,20 @@ def test_prompts_that_are_read_in_pieces(folder, tmp_path):
         export_litertlm(folder, tmp_path / "x.litertlm")
 
 
+def test_placeholders_that_the_model_writes(tmp_path):
+    """In a full pass, two are a picture; a step of generation has read each as text."""
+    model = randomize(
+        models.gemma3(
+            31, dim=16, num_layers=1, num_heads=2, intermediate_dim=12, head_dim=4, image_id=9,
+            image_size=8, patch_size=2, pool_size=2, image=TOWER, tie_output=False,
+        )
+    )  # fmt: skip
+    kernel = model.get_layer("output").kernel  # which makes 9 the token of half of the steps
+    kernel.assign(kernel * np.where(np.arange(31) == 9, 9, 1))
+    report = export_tflite(model, tmp_path / "x.tflite", prompt_length=9, max_length=12)
+    assert report.verification.failures == []
+
+
 def test_the_rule_of_a_released_folder_of_lfm2_vl(tmp_path):
     """One tile, whatever the size in which its class resizes."""
     (tmp_path / "config.json").write_text('{"model_type": "lfm2_vl"}')

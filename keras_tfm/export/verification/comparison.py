@@ -317,14 +317,14 @@ class Comparison:
         elif most is not None:
             longest = max(map(len, inputs.get(target, [[0]])))
             tokens = tokens[:, : longest + found.shape[1]]
-        wanted = self._full_pass(others, target, tokens)
+        wanted = self._full_pass(others, target, self._with_own_pictures(inputs, target, tokens))
         result = []
         for row, ids in enumerate(tokens):
             first = len(inputs[target][row]) if target in inputs else 1
             last = min(len(ids), first + found.shape[1])
             # After the end, or after a tie that was broken differently, the tokens differ.
             chosen = np.argmax(found[row, : last - first], axis=-1)
-            ends = [*signature.end_ids, *self._masked_ids(target)]
+            ends = [*signature.end_ids, *self._last_ids(target)]
             stops = np.isin(ids[first:last], ends) | (chosen != ids[first:last])
             if np.any(stops):
                 last = first + int(np.argmax(stops)) + 1
@@ -339,25 +339,39 @@ class Comparison:
         """For each row, the generated tokens (T,), and the model's logits (T, V) before each."""
         target = signature.target
         others = {key: x for key, x in inputs.items() if key != target}
-        logits = self._full_pass(others, target, tokens)
+        logits = self._full_pass(others, target, self._with_own_pictures(inputs, target, tokens))
         result = []
         for row, ids in enumerate(tokens):
             first = len(inputs[target][row]) if target in inputs else 1
-            ends = [*signature.end_ids, *self._masked_ids(target)]
+            ends = [*signature.end_ids, *self._last_ids(target)]
             stops = np.flatnonzero(np.isin(ids[first:], ends))
             last = first + stops[0] + 1 if len(stops) else len(ids)
             result.append((ids[first:last], logits[row, first - 1 : last - 1]))
         return result
 
-    def _masked_ids(self, target: str) -> list[int]:
-        """The id after which rows are not compared, if the model has layers of Keras with rules.
+    def _last_ids(self, target: str) -> list[int]:
+        """The generated ids after which rows are not compared, since a full pass differs.
 
-        In a full pass, an id that an embedding masks is padding, and Keras's attention gives it the
-        mean of all values, also of later ones. A step has taken it for a token.
+        With layers of Keras that have rules, an id that an embedding masks: it is padding, and
+        Keras's attention gives it the mean of all values, also of later ones. A step has taken it
+        for a token. And the placeholder of pictures whose tokens see each other: two are a picture.
         """
         masked = self.outputs.interface.inputs[target].masked_id
         has_rules = any(find_rule(layer) is not None for layer in sublayers(self.outputs.model))
-        return [masked] if has_rules and masked is not None else []
+        return [*([masked] if has_rules and masked is not None else []), *self._picture_ids(target)]
+
+    def _picture_ids(self, target: str) -> list[int]:
+        known = self.outputs.interface.inputs[target]
+        return [known.placeholder.token_id] if known.sees_later and known.placeholder else []
+
+    def _with_own_pictures(self, inputs: Inputs, target: str, tokens: np.ndarray) -> np.ndarray:
+        """Rows with another id for generated `_picture_ids`, which a picture before would see."""
+        result = tokens.copy()
+        for picture in self._picture_ids(target):
+            for row, ids in enumerate(result):
+                text = ids[len(inputs[target][row]) if target in inputs else 1 :]
+                text[text == picture] = picture - 1 if picture else picture + 1
+        return result
 
     def _full_pass(self, others: Inputs, target: str, tokens: np.ndarray) -> np.ndarray:
         """The model's logits (B, T, V) over whole rows of tokens."""
