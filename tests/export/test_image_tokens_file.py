@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from keras_tfm import checkpoints, models, runtime
 from keras_tfm.export import export_litertlm, export_tflite
+from keras_tfm.generation import Generator
 
 torch = pytest.importorskip("torch")
 
@@ -160,7 +161,10 @@ def test_prompts_that_are_read_in_pieces(folder, tmp_path):
 
 
 def test_placeholders_that_the_model_writes(tmp_path):
-    """In a full pass, two are a picture; a step of generation has read each as text."""
+    """In a full pass, two are a picture; a step of generation has read each as text.
+
+    A prompt does not end with a picture, of which a step of generation would read the last token.
+    """
     model = randomize(
         models.gemma3(
             31, dim=16, num_layers=1, num_heads=2, intermediate_dim=12, head_dim=4, image_id=9,
@@ -171,6 +175,11 @@ def test_placeholders_that_the_model_writes(tmp_path):
     kernel.assign(kernel * np.where(np.arange(31) == 9, 9, 1))
     report = export_tflite(model, tmp_path / "x.tflite", prompt_length=9, max_length=12)
     assert report.verification.failures == []
+    pixels = np.zeros((1, 8, 8, 3), "float32")
+    with pytest.raises(
+        ValueError, match=r"picture must be before a token of text.* but row 0 ends"
+    ):
+        Generator(model, 12, target="target")({"pixels": pixels, "target": [[3, *[9] * 4]]})
 
 
 def test_the_rule_of_a_released_folder_of_lfm2_vl(tmp_path):
