@@ -260,9 +260,9 @@ class Comparison:
                     known = signature.inputs[prompt]
                     if self.outputs.interface.inputs[prompt].sees_later:
                         # A picture whose tokens see each other is before a token of text.
-                        parts = [(x[:-1], x[-1:]) for x in inputs[prompt]]
+                        parts = [[x[:-1], x[-1:]] for x in inputs[prompt]]
                     else:
-                        parts = [(x,) for x in inputs[prompt]]
+                        parts = [[x] for x in inputs[prompt]]
                     inputs[prompt] = [
                         np.concatenate([insert_placeholders(x, known) for x in row])
                         for row in parts
