@@ -54,6 +54,7 @@ OPTIONAL: dict[str, list[tuple[str, list[Any]]]] = {
         ("vocabulary_size", [1, 5, 2**31, 2**31 - 1, 10**12]),
         ("end_id", [0, 2, 7, 10**9]),
         ("needs_token", [True]),
+        ("sees_later", [True]),
         ("sample_rate", [1, 16000, 16001, 44100, 10**9]),
     ],
     "role": [

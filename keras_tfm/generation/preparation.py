@@ -22,6 +22,7 @@ from keras_tfm.layers.types import Tensor
 from keras_tfm.runtime.decoding.special_ids import (
     REAL_PAD,
     TokenRows,
+    check_last_tokens,
     check_placeholders,
     unpadded_prompts,
 )
@@ -251,19 +252,9 @@ class Preparation:
         known = self._inputs[self.target]
         if known.placeholder is not None:
             check_placeholders(self.target, result, *known.placeholder)
-            self._check_last_tokens(result, known.placeholder.token_id)
+        if known.placeholder is not None and known.sees_later:
+            check_last_tokens(self.target, result, known.placeholder.token_id)
         return result
-
-    def _check_last_tokens(self, rows: list[np.ndarray], token_id: int) -> None:
-        """A loop reads the last token in a step of its own, which would divide a picture."""
-        if not self._inputs[self.target].sees_later:
-            return
-        for i, row in enumerate(rows):
-            if len(row) and row[-1] == token_id:
-                raise ValueError(
-                    f"{self.target}: a picture must be before a token of text, since its tokens "
-                    f"see each other, but row {i} ends with the placeholder {token_id}"
-                )
 
     def _check_range(self, name: str, ids: np.ndarray) -> None:
         known = self._inputs[name]

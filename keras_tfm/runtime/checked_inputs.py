@@ -22,6 +22,7 @@ import numpy.typing as npt
 from keras_tfm.runtime.decoding.special_ids import (
     REAL_PAD,
     TokenRows,
+    check_last_tokens,
     check_placeholders,
     unpadded_prompts,
     with_real_pads,
@@ -181,7 +182,7 @@ def prompt_rows(
 ) -> list[np.ndarray]:
     """Prompts, each (P,), without trailing padding ids; see `unpadded_prompts`.
 
-    Placeholders are counted, see `check_placeholders`.
+    Placeholders are counted, see `check_placeholders`; with `sees_later`, none is the last token.
     """
     rows = unpadded_prompts(
         name,
@@ -199,6 +200,8 @@ def prompt_rows(
         expected.placeholders,
         expected.placeholder_group,
     )
+    if expected.sees_later:
+        check_last_tokens(name, rows, expected.placeholder_id)
     return rows
 
 

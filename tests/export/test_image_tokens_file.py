@@ -180,6 +180,10 @@ def test_placeholders_that_the_model_writes(tmp_path):
         ValueError, match=r"picture must be before a token of text.* but row 0 ends"
     ):
         Generator(model, 12, target="target")({"pixels": pixels, "target": [[3, *[9] * 4]]})
+    with runtime.load(report.path) as file:
+        assert file.signatures["generate"]["inputs"]["target"]["sees_later"]
+        with pytest.raises(ValueError, match=r"before a token of text.* but row 0 ends"):
+            file.generate({"pixels": pixels, "target": [[3, *[9] * 4]]})
 
 
 def test_the_rule_of_a_released_folder_of_lfm2_vl(tmp_path):

@@ -69,6 +69,7 @@ class Argument:
             placeholder_id=None if place is None else place.token_id,
             placeholders=None if place is None else place.features,
             placeholder_group=None if place is None else place.group,
+            sees_later=known.sees_later,
         )
 
 

@@ -258,15 +258,7 @@ class Comparison:
                 ]
                 if not given:
                     known = signature.inputs[prompt]
-                    if self.outputs.interface.inputs[prompt].sees_later:
-                        # A picture whose tokens see each other is before a token of text.
-                        parts = [[x[:-1], x[-1:]] for x in inputs[prompt]]
-                    else:
-                        parts = [[x] for x in inputs[prompt]]
-                    inputs[prompt] = [
-                        np.concatenate([insert_placeholders(x, known) for x in row])
-                        for row in parts
-                    ]
+                    inputs[prompt] = [insert_placeholders(x, known) for x in inputs[prompt]]
             if loop is not None and loop.found and self.is_cut:
                 steps = self._steps(loop, signature, inputs, None)
                 rows, seconds = rows + len(steps), [*seconds, 0.0]

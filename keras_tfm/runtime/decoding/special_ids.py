@@ -154,6 +154,27 @@ def check_placeholders(
         check_count(name, f"row {i}", found, token_id, count, group)
 
 
+def check_last_tokens(
+    name: str, rows: Iterable[Sequence[int] | np.ndarray], token_id: int | None
+) -> None:
+    """Raises a ValueError if a row ends with a picture whose tokens see each other.
+
+    A loop reads the last token of a prompt in a step of its own, which would divide the picture.
+
+    >>> from keras_tfm.runtime.decoding.special_ids import check_last_tokens
+    >>> check_last_tokens("target", [[1, 9, 9]], token_id=9)
+    Traceback (most recent call last):
+    ValueError: target: a picture must be before a token of text, since its tokens see each other, \
+but row 0 ends with the placeholder 9
+    """
+    for i, row in enumerate(rows):
+        if len(row) and row[-1] == token_id:
+            raise ValueError(
+                f"{name}: a picture must be before a token of text, since its tokens see each "
+                f"other, but row {i} ends with the placeholder {token_id}"
+            )
+
+
 def check_count(
     name: str, row: str, found: int, token_id: int, count: int | None, group: int | None
 ) -> None:

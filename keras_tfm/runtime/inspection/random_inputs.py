@@ -90,7 +90,8 @@ def random_inputs(
 def insert_placeholders(rows: np.ndarray, known: Input) -> np.ndarray:
     """Random ids (..., T) with the placeholders of a model behind the first id, and nowhere else.
 
-    A row has the placeholders of as many pictures as fit into it.
+    A row has the placeholders of as many pictures as fit into it; with `sees_later`, before the
+    last id.
 
     >>> import numpy as np
     >>> from keras_tfm.runtime.inspection.random_inputs import insert_placeholders
@@ -106,8 +107,8 @@ def insert_placeholders(rows: np.ndarray, known: Input) -> np.ndarray:
     others = [x for x in (token_id - 1, token_id + 1, token_id + 2) if x not in (-1, known.pad_id)]
     rows = np.where(rows == token_id, others[0], rows).astype(rows.dtype)
     group = known.placeholder_group or count
-    count = min(count, (rows.shape[-1] - 1) // group * group)
-    rows[..., 1 : 1 + count] = token_id
+    count = min(count, (rows.shape[-1] - 1 - known.sees_later) // group * group)
+    rows[..., 1 : 1 + max(count, 0)] = token_id
     return rows
 
 

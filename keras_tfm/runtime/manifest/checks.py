@@ -196,6 +196,10 @@ def check_input(place: str, x: Input) -> None:
     of_ids = {"end_id": x.end_id is not None, "needs_token": x.needs_token, "padding": x.padding}
     for key, is_there in of_ids.items():
         _require(x.is_ids or not is_there, f"{place}.{key} needs a pad_id", "none")
+    has_placeholders = x.placeholder_id is not None
+    _require(
+        has_placeholders or not x.sees_later, f"{place}.sees_later needs placeholder_id", "none"
+    )
     if x.shortest is not None:
         _require(x.is_audio, f"{place}.shortest needs a sample_rate", "none")
         length = x.shape[1] if len(x.shape) == 2 else 0

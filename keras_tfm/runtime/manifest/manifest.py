@@ -94,6 +94,8 @@ class Input(Tensor):
         placeholders: int, the number of the features: a row has the id as often, or never.
         placeholder_group: int, the number of those of one picture: a row may have the first
             pictures alone.
+        sees_later: bool, whether the placeholders of a picture see each other, also later ones: a
+            prompt has a token after its last picture.
     """
 
     kind: Annotated[str, among(KINDS)]
@@ -110,6 +112,7 @@ class Input(Tensor):
     placeholder_id: Id | None = None
     placeholders: Size | None = None
     placeholder_group: Size | None = None
+    sees_later: Flag = False
 
     @property
     def is_ids(self) -> bool:

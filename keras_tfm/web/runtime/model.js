@@ -2203,6 +2203,9 @@ function checkedPrompt(prompt, ability) {
     const times = group === count ? count : `${group} times an image, at most ${count}`;
     throw new TextError(`A prompt must have the picture's token ${times} times or never, not ${found} times.`);
   }
+  if (placeholder?.seesLater && ids.at(-1) === placeholder.id) {
+    throw new TextError("A prompt of this file must have text after its last picture.");
+  }
   return ids;
 }
 
@@ -2664,6 +2667,7 @@ const isPad = (x) => x === -1 || isCount(x); // -1 is padding that is no token
 Object.assign(INPUT, { pad_id: optional(isPad), vocabulary_size: optional(isCount) });
 Object.assign(INPUT, { placeholder_id: optional(isCount), placeholders: optional(isCount) });
 INPUT.placeholder_group = optional((x) => isCount(x) && x > 0);
+INPUT.sees_later = optional((x) => typeof x === "boolean");
 Object.assign(INPUT, { padding: optional((x) => ["ends", "after_end", "by_id"].includes(x)) });
 Object.assign(INPUT, { segments_of: optional(isText), mask_of: optional(isText) });
 const isSome = optional((x) => isCount(x) && x > 0);
@@ -3211,8 +3215,8 @@ function readWriting(manifest, metadata, isOf) {
   const target = readTarget(settings, manifest, metadata);
   const known = (steps?.decoders[0] ?? settings).inputs[name] ?? {};
   const { vocabulary_size: size = Infinity, placeholder_id: id, placeholders: count } = known;
-  const { placeholder_group: group } = known;
-  const placeholder = id === undefined || count === undefined ? null : { id, count, group };
+  const { placeholder_group: group, sees_later: seesLater } = known;
+  const placeholder = id === undefined || count === undefined ? null : { id, count, group, seesLater };
   const start = settings.start_id ?? null;
   const first = start === null && placeholder ? Array(group ?? count).fill(id) : [start];
   const defaultPrompt = settings.default_prompt ?? first;
