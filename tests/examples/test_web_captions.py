@@ -7,14 +7,41 @@ import pytest
 import small_answerer
 import small_captioners
 import small_smolvlm
+from keras_weights import randomize
 from small_captioners import KINDS, LENGTH, PICTURES, PROCESSOR, START, STEPPED, WHOLE
+from small_tokenizers import END, WORDS, words
 from web_pages import WEB, need_browser, run_in_browser
 
-from keras_tfm import runtime
+from keras_tfm import models, runtime
+from keras_tfm.export import export_tflite
 from keras_tfm.web import write_page
 
 Image = pytest.importorskip("PIL.Image")
 PROMPTS = ([START], [START, 5, 9])
+SMALL = runtime.ImageProcessor((8, 8))
+
+
+def gemma3(path):
+    """A file of a model in which the tokens of a picture see each other, with a chat template."""
+    model = randomize(
+        models.gemma3(
+            len(WORDS), dim=16, num_layers=2, num_heads=2, intermediate_dim=12, head_dim=4,
+            image_id=small_answerer.IMAGE, image_size=8, patch_size=2, pool_size=2, pad_id=0,
+            image={"dim": 6, "num_layers": 1, "num_heads": 2, "intermediate_dim": 7},
+        ),
+        seed=5,
+    )  # fmt: skip
+    for weight in model.weights:  # so that pictures tell
+        if weight.name == "kernel":
+            weight.assign(3 * weight)
+    picture = WORDS[small_answerer.IMAGE]
+    return runtime.load(
+        export_tflite(
+            model, path, max_length=15, end_id=END, prompt_length=9, images=SMALL,
+            tokenizer={"target": words(len(WORDS))},
+            chat_template=runtime.ChatTemplate(f"two {picture} ", " three", " two "),
+        ).path
+    )  # fmt: skip
 
 
 @pytest.mark.browser
@@ -67,6 +94,13 @@ def test_captions_are_those_of_python(tmp_path):
         ]
         answers = [{"prompt": small_smolvlm.QUESTION, "tokens": tokens, "texts": texts}]
         files[name] = {"stepped": loop == "stepped", "answers": answers}
+    model = gemma3(tmp_path / "joint_whole.tflite")  # inside a chat template
+    texts = model.caption(PICTURES, "four")
+    target = [[2, *[small_answerer.IMAGE] * 4, WORDS.index("four"), 3]] * len(PICTURES)
+    tokens = model.generate({"pixels": SMALL(PICTURES), "target": target}).tokens.tolist()
+    assert len(np.unique(tokens, axis=0)) > 3
+    answers = [{"prompt": "four", "tokens": tokens, "texts": texts}]
+    files["joint_whole"] = {"stepped": False, "answers": answers}
     page = (tmp_path / "prefix_stepped.tflite", tmp_path / "prefix_page")
     write_page(*page, packages=WEB / "node_modules")
     expected = {"files": files, "pictures": names}

@@ -92,6 +92,7 @@ for (const [name, { stepped, answers }] of Object.entries(files)) {
 test("what is no picture, and wrong prompts, are refused in words", async () => {
   const errors = await page.evaluate(async (picture) => {
     const [whole, stepped] = [await opened("prefix_whole"), await opened("prefix_stepped")];
+    const joint = await opened("joint_whole");
     const blob = await blobOf(picture);
     const attempts = [
       whole.caption("two four"),
@@ -99,6 +100,7 @@ test("what is no picture, and wrong prompts, are refused in words", async () => 
       whole.caption(blob, { prompt: [1, 2, 3, 4] }),
       stepped.caption(blob, { prompt: [] }),
       stepped.caption(blob, { prompt: [1, 13] }),
+      joint.caption(blob, { prompt: [2, 6, 6, 6, 6] }),
       whole.generate("two"),
       stepped.stream("two").next(),
       stepped.predictImages(blob),
@@ -112,6 +114,7 @@ test("what is no picture, and wrong prompts, are refused in words", async () => 
     /^TextError: A prompt of this file must have 1 to 3 tokens, not 4\.$/,
     /^TextError: A prompt of this file must have 1 to 10 tokens, not 0\.$/,
     /^TextError: There is no token 13\.$/,
+    /^TextError: A prompt of this file must have text after its last picture\.$/,
     /^ModelError: The model writes text for pictures: call caption\.$/,
     /^ModelError: The model writes text for pictures: call caption\.$/,
     /^ModelError: The file cannot predictImages: it has the signatures encode, prefill_3, decode\.$/,

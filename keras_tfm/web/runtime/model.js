@@ -445,8 +445,9 @@ export class Model {
    * @param {ImageBitmapSource} source - a picture, as in `pixels`.
    * @param {object} [options]
    * @param {string | number[]} [options.prompt] - a text, such as "What is <image>?", in which one
-   *   placeholder stands for the picture, or the first tokens of the text, such as the start token of
-   *   a language; they are not a part of the result. By default those of the file, or the picture.
+   *   placeholder stands for the picture, or a question, which goes into the file's chat template if
+   *   that has a picture, or the first tokens of the text, such as the start token of a language; they
+   *   are not a part of the result. By default those of the file, or the picture.
    * @param {Choose} [options.choose] - only of a file with "decode".
    * @returns {Promise<{text: string, tokens: Int32Array, milliseconds: number}>} `tokens` as of
    *   `generateTokens`, and how long it took from the picture to the text.
@@ -461,26 +462,31 @@ export class Model {
 
   /**
    * The pixels of a picture and the tokens of its prompt: of a file of tiles, with those of the
-   * picture's images, and the chat template around a message that has no `<image>`.
+   * picture's images.
    */
   async #shown(ability, source, prompt) {
     const { processor, placeholder } = ability;
     if (processor.longest_edge === undefined || !placeholder || Array.isArray(prompt)) {
-      const tokens = checkedPrompt(prompt, ability);
+      const about = isText(prompt) ? this.#aboutPicture(prompt, ability) : prompt;
+      const tokens = checkedPrompt(about, ability);
       return { prompt: tokens, pixels: (await images.pixelsOf(processor, source)).pixels };
     }
     const { pixels, ...size } = await images.pixelsOf(processor, source);
-    let text = prompt ?? "";
-    if (!text.includes(images.IMAGE)) {
-      const inTemplate = this.manifest.chat_template?.first.includes(images.IMAGE);
-      text = inTemplate ? this.chatMessage(text) : images.IMAGE + text;
-    }
+    let text = this.#aboutPicture(prompt ?? "", ability);
+    if (!text.includes(images.IMAGE)) text = images.IMAGE + text;
     const parts = text.split(images.IMAGE);
     if (parts.length > 2) {
       throw new TextError(`A prompt must have ${images.IMAGE} once, not ${parts.length - 1} times.`);
     }
     const place = images.placeOf(processor, size, placeholder.group ?? placeholder.count);
     return { pixels, prompt: checkedPrompt(parts.join(place), ability) };
+  }
+
+  /** A prompt without the place of a picture as a message of the user, if the chat template has it. */
+  #aboutPicture(prompt, { placeholder, target }) {
+    const place = placeholder && target.id_to_token(placeholder.id);
+    const isInTemplate = place && this.manifest.chat_template?.first.includes(place);
+    return isInTemplate && !prompt.includes(place) ? this.chatMessage(prompt) : prompt;
   }
 
   /**
