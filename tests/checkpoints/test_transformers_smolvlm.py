@@ -176,6 +176,8 @@ def test_patches_that_cannot_be_joined_are_refused():
         models.smolvlm(11, **{**options, "image_id": 11})
     with pytest.raises(ValueError, match=r"image= must have arguments among .* got 'depth'"):
         models.smolvlm(11, **options, image={"depth": 3})
+    with pytest.raises(ValueError, match=r"image\['num_layers'\] must be at least 1, got -1"):
+        models.smolvlm(11, **options, image={"num_layers": -1})
 
 
 def test_more_images_than_the_model_has(pair):

@@ -65,7 +65,10 @@ def image_encoder_arguments(given: Mapping[str, object] | None) -> Arguments:
     wrong = [name for name in given or {} if name not in known]
     if wrong:
         raise ValueError(f"image= must have arguments among {list(known)}, got {wrong[0]!r}")
-    return {**known, **(given or {})}
+    arguments = {**known, **(given or {})}
+    for name in ("dim", "num_layers", "num_heads", "intermediate_dim"):
+        check_integer(f"image[{name!r}]", arguments[name])
+    return arguments
 
 
 def place_features(
