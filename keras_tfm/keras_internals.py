@@ -106,7 +106,7 @@ def child_layers(layer: "keras.Layer") -> list["keras.Layer"]:
 
 
 def lambda_output_shape(layer: "keras.layers.Lambda") -> object:
-    """The argument `output_shape` of a `Lambda`: a shape, a function, or None."""
+    """The `output_shape` argument of a `Lambda`: a shape or a function; None if not given."""
     return layer._output_shape
 
 

@@ -81,8 +81,8 @@ def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
 def float32_view(model: keras.Model) -> keras.Model:
     """A copy in float32 that reads large weights from the model each time they are used.
 
-    It needs no memory for them, and is as `with_dtype` makes it otherwise. Nothing can be assigned
-    to such a weight.
+    These weights need no further memory, and nothing can be assigned to them. In all else the copy
+    equals that of `with_dtype`.
 
     Args:
         model: functional model without rounded weights (`enable_quantization`).

@@ -264,7 +264,10 @@ def _outputs(model: keras.Model) -> Iterator[list[str]]:
 
 
 def _describe(values: Batch, rows: bool = False) -> str | None:
-    """The counts of NaN and infinite values, or None; with `rows`, also the first such row."""
+    """How many values are NaN or infinite, as text; with `rows`, also the first such row.
+
+    None if all values are finite.
+    """
     for value in keras.tree.flatten(values):
         if value is None or not hasattr(value, "dtype"):
             continue

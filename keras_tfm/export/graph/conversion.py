@@ -322,7 +322,7 @@ def _tables_of_constants() -> Iterator[None]:
             return lookup(table, keys, name)
         with tf.init_scope():
             known, values = (x.numpy() for x in table.export())
-        order = np.argsort(known)  # a table has none
+        order = np.argsort(known)  # the order of a hash table is arbitrary
         known, values = known[order], values[order]
         # Of a key that is not in the table, the last value is found.
         is_key = tf.equal(tf.expand_dims(keys, -1), known)

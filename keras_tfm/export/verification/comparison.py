@@ -354,7 +354,8 @@ class Comparison:
 
         With layers of Keras that have rules, an id that an embedding masks: it is padding, and
         Keras's attention gives it the mean of all values, also of later ones. A step has taken it
-        for a token. And the placeholder of pictures whose tokens see each other: two are a picture.
+        for a token. Also the placeholder of a model in which tokens of a picture see each other:
+        a full pass takes two adjacent placeholders for a picture.
         """
         masked = self.outputs.interface.inputs[target].masked_id
         has_rules = any(find_rule(layer) is not None for layer in sublayers(self.outputs.model))
@@ -365,7 +366,10 @@ class Comparison:
         return [known.placeholder.token_id] if known.sees_later and known.placeholder else []
 
     def _with_own_pictures(self, inputs: Inputs, target: str, tokens: np.ndarray) -> np.ndarray:
-        """Rows with another id for generated `_picture_ids`, which a picture before would see."""
+        """The rows, with another id for each generated placeholder.
+
+        In a full pass, a picture just before it would see it.
+        """
         result = tokens.copy()
         for picture in self._picture_ids(target):
             for row, ids in enumerate(result):
